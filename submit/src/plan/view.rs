@@ -30,8 +30,8 @@ pub struct PlanView<'a> {
     machine: u64,
     /// What the workers compute on, if it is no processor.
     gpu: Option<Gpu>,
-    /// What the products of processors read.
-    dtype: Dtype,
+    /// The processor that is named in a GPU's place, and what its products read.
+    processor: (String, Dtype),
     store: String,
     queue: String,
     unused: &'a [String],
@@ -49,7 +49,7 @@ impl<'a> PlanView<'a> {
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
             machine: agentgym_worker::machine_bytes(),
             gpu: None,
-            dtype: Dtype::F32,
+            processor: ("cpu".to_owned(), Dtype::F32),
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
@@ -63,7 +63,7 @@ impl<'a> PlanView<'a> {
     fn made_elsewhere(&self) -> Option<String> {
         let path = &self.plan.config.actor_rollout_ref.model.path;
         let class = class_made_in(&model_folder(path).ok()?)?;
-        let device = Device::parse("cpu", self.dtype).unwrap_or_else(|_| Device::cpu());
+        let device = self.processor().unwrap_or_else(|_| Device::cpu());
         let own = device.numeric_class().to_owned();
         let other = format!(
             "; made in numeric class {class}: trained again in {own}, this program's, it has other bytes"
@@ -93,9 +93,13 @@ impl<'a> PlanView<'a> {
     pub fn with_device(mut self, device: &str, dtype: Dtype) -> Self {
         self.gpu = Gpu::of(device, dtype);
         if self.gpu.is_none() {
-            self.dtype = dtype;
+            self.processor = (device.to_owned(), dtype);
         }
         self
+    }
+
+    fn processor(&self) -> agentgym_model::Result<Device> {
+        Device::parse(&self.processor.0, self.processor.1)
     }
 
     /// Checks that the plan can run on this machine, if workers are to be started here.
@@ -216,7 +220,7 @@ impl<'a> PlanView<'a> {
                     "bytes",
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
-                let memory = Memory::new(plan, model, self.threads, self.dtype);
+                let memory = Memory::new(plan, model, self.threads, self.processor.1);
                 let here = config.jobs.workers as u64;
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
                     true => {
@@ -237,8 +241,9 @@ impl<'a> PlanView<'a> {
                         memory.text()
                     ),
                 );
-                let processor = Device::parse("cpu", self.dtype);
-                let said = processor.map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
+                let said = self
+                    .processor()
+                    .map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
                 if let Some(said) = said {
                     line("processor", said);
                 }
@@ -424,7 +429,7 @@ impl<'a> PlanView<'a> {
                 "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
             });
-            for (name, most) in Memory::new(plan, m, self.threads, self.dtype).json() {
+            for (name, most) in Memory::new(plan, m, self.threads, self.processor.1).json() {
                 sizes[name] = json!(most);
             }
             if let Some(gpu) = self.gpu {
@@ -569,6 +574,25 @@ jobs: {rollout_part_tasks: 2}
         for silent in [own.as_str(), "{}", "no json"] {
             let said = screen(silent);
             assert!(!said.contains("made in"), "{silent}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_computes_nothing_is_said() {
+        let (plan, _) = plan(TEXT, &[]);
+        for (device, dtype, reason) in [
+            ("banana", Dtype::F32, "is none of"),
+            ("cuda:x", Dtype::Bf16, "is none of"),
+            ("cpu:avx512", Dtype::F32, "it is for products in bf16"),
+            ("cpu", Dtype::F32, ""),
+            ("cuda:0", Dtype::F32, ""),
+        ] {
+            let view = PlanView::new(&plan, "data", None, &[]).with_device(device, dtype);
+            let screen = view.render();
+            let said = screen.lines().find(|line| line.starts_with("processor"));
+            let is_said = said.is_some_and(|line| line.contains(reason) && !reason.is_empty());
+            assert_eq!(is_said, !reason.is_empty(), "{device}: {screen}");
+            assert_eq!(screen.contains("gpu memory"), device == "cuda:0");
         }
     }
 
