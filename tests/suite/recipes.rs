@@ -133,8 +133,9 @@ fn is_alive(process: u32) -> bool {
 #[test]
 fn replicas_are_told_and_stopped_with_what_they_started() {
     let folder = tempfile::tempdir().unwrap();
-    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok();
-    let port = std::iter::repeat_with(free_port).find(free).unwrap();
+    // Both are taken, so that no other test is given the second.
+    let mut pairs = std::iter::repeat_with(|| [free_port(), free_port()]);
+    let [port, next] = pairs.find(|[port, next]| port + 1 == *next).unwrap();
     let recipe = scene(folder.path(), port, "");
     let mut running = Command::new(&recipe)
         .args(["--replicas", "2"])
@@ -158,7 +159,6 @@ fn replicas_are_told_and_stopped_with_what_they_started() {
             .unwrap();
         panic!("{said}");
     }
-    let next = port + 1;
     assert_eq!(
         line.trim(),
         format!("env_addr: http://127.0.0.1:{port}/x,http://127.0.0.1:{next}/x")

@@ -241,18 +241,17 @@ impl<'a> PlanView<'a> {
                         memory.text()
                     ),
                 );
-                let said = self
-                    .processor()
-                    .map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
-                if let Some(said) = said {
-                    line("processor", said);
-                }
                 if let Some(gpu) = self.gpu {
                     let memory = GpuMemory::new(plan, model, gpu.dtype);
                     line("gpu memory", memory.text(plan, gpu));
                 }
             }
             Err(_) => line("bytes", "unknown without the model".into()),
+        }
+        let processor = self.processor();
+        let said = processor.map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
+        if let Some(said) = said {
+            line("processor", said);
         }
         line(
             "time",
@@ -652,7 +651,9 @@ jobs: {rollout_part_tasks: 2}
     #[test]
     fn a_model_that_is_not_here_leaves_the_rest_readable() {
         let (plan, _) = plan(TEXT, &["actor_rollout_ref.model.path=no/such/folder"]);
-        let screen = PlanView::new(&plan, "data", None, &[]).render();
+        let view = PlanView::new(&plan, "data", None, &[]);
+        let screen = view.with_device("banana", Dtype::F32).render();
+        assert!(screen.contains("is none of"), "{screen}");
         assert!(screen.contains("there is no folder"), "{screen}");
         assert!(screen.contains("unknown without the model"), "{screen}");
         assert!(
