@@ -93,10 +93,10 @@ impl<'a> Weight<'a> {
             return y;
         }
         if self.share_count() == 1 {
-            return self.product(x, 0..self.width());
+            return self.product_columns(x, 0..self.width());
         }
         let parts = parallel::divided(self.shares(), |columns| {
-            (columns.len(), self.product(x, columns))
+            (columns.len(), self.product_columns(x, columns))
         });
         let mut y = room(count * self.width());
         for row in 0..count {
@@ -108,7 +108,7 @@ impl<'a> Weight<'a> {
     }
 
     /// Some columns of x · weight.
-    fn product(self, x: &[f32], columns: Range<usize>) -> Vec<f32> {
+    fn product_columns(self, x: &[f32], columns: Range<usize>) -> Vec<f32> {
         match self.halves {
             Some(halves) => {
                 let x = Rows::new(halves.unit, x, self.inner());

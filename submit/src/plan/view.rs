@@ -30,8 +30,10 @@ pub struct PlanView<'a> {
     machine: u64,
     /// What the workers compute on, if it is no processor.
     gpu: Option<Gpu>,
-    /// The processor that is named in a GPU's place, and what its products read.
-    processor: (String, Dtype),
+    /// What `--device` names, where that is no GPU.
+    device: String,
+    /// What the products of processors read.
+    dtype: Dtype,
     store: String,
     queue: String,
     unused: &'a [String],
@@ -49,7 +51,8 @@ impl<'a> PlanView<'a> {
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
             machine: agentgym_worker::machine_bytes(),
             gpu: None,
-            processor: ("cpu".to_owned(), Dtype::F32),
+            device: "cpu".to_owned(),
+            dtype: Dtype::F32,
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
@@ -93,13 +96,13 @@ impl<'a> PlanView<'a> {
     pub fn with_device(mut self, device: &str, dtype: Dtype) -> Self {
         self.gpu = Gpu::of(device, dtype);
         if self.gpu.is_none() {
-            self.processor = (device.to_owned(), dtype);
+            (self.device, self.dtype) = (device.to_owned(), dtype);
         }
         self
     }
 
     fn processor(&self) -> agentgym_model::Result<Device> {
-        Device::parse(&self.processor.0, self.processor.1)
+        Device::parse(&self.device, self.dtype)
     }
 
     /// Checks that the plan can run on this machine, if workers are to be started here.
@@ -220,7 +223,7 @@ impl<'a> PlanView<'a> {
                     "bytes",
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
-                let memory = Memory::new(plan, model, self.threads, self.processor.1);
+                let memory = Memory::new(plan, model, self.threads, self.dtype);
                 let here = config.jobs.workers as u64;
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
                     true => {
@@ -428,7 +431,7 @@ impl<'a> PlanView<'a> {
                 "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
             });
-            for (name, most) in Memory::new(plan, m, self.threads, self.processor.1).json() {
+            for (name, most) in Memory::new(plan, m, self.threads, self.dtype).json() {
                 sizes[name] = json!(most);
             }
             if let Some(gpu) = self.gpu {
