@@ -76,10 +76,7 @@ impl Device {
             "auto" => return Ok(Device::auto(dtype)?.0),
             _ => {}
         }
-        let number = name
-            .strip_prefix("cuda:")
-            .and_then(|number| number.parse().ok());
-        let Some(number) = number else {
+        let Some(number) = Device::gpu_number(name) else {
             let known = "is none of \"cpu\", \"auto\" and \"cuda:<number>\"";
             return Err(bad(known.to_owned()));
         };
@@ -118,9 +115,14 @@ impl Device {
     pub fn memory(name: &str) -> Option<u64> {
         let number = match name {
             "auto" => 0,
-            name => name.strip_prefix("cuda:")?.parse().ok()?,
+            name => Device::gpu_number(name)?,
         };
         gpu::memory(number)
+    }
+
+    /// The number of the GPU that `cuda:N` names, whether or not it is there.
+    pub fn gpu_number(name: &str) -> Option<usize> {
+        name.strip_prefix("cuda:")?.parse().ok()
     }
 
     /// The class of devices within which equal inputs give bit-identical results.

@@ -26,8 +26,7 @@ impl Gpu {
     /// The GPU that `--device` means, if it means one.
     pub(crate) fn of(device: &str, dtype: Dtype) -> Option<Self> {
         let memory = Device::memory(device);
-        let number = device.strip_prefix("cuda:").map(str::parse::<u32>);
-        let is_gpu = memory.is_some() || number.is_some_and(|number| number.is_ok());
+        let is_gpu = memory.is_some() || Device::gpu_number(device).is_some();
         is_gpu.then_some(Gpu { dtype, memory })
     }
 }
