@@ -35,6 +35,8 @@ mod network;
 mod optimizer;
 mod products;
 mod rows;
+#[cfg(any(test, feature = "cuda"))]
+mod staging;
 mod steps;
 mod tape;
 mod tiles;
@@ -61,7 +63,7 @@ pub(crate) use tape::{Gradients, Tape};
 /// Bytes of the memory of GPU `number`, if it is here.
 pub(crate) fn memory(number: usize) -> Option<u64> {
     #[cfg(feature = "cuda")]
-    return cuda::memory(number).ok();
+    return cuda::memory_bytes(number).ok();
     #[cfg(not(feature = "cuda"))]
     return (number, None).1;
 }

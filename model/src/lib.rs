@@ -23,7 +23,7 @@ pub mod tiny_words;
 mod train;
 
 pub use batch::ScoreRequest;
-pub use compute::device::Device;
+pub use compute::device::{Device, MemoryUse};
 pub use compute::device_footprint::DeviceFootprint;
 pub use compute::footprint::Footprint;
 pub use compute::gradient_tree::{PartialSum, shard_of_units};

@@ -2,7 +2,7 @@
 //! and a clock that other processes do not affect.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
 
 use agentgym_model::{
     Chat, GenerationRequest, ModelConfig, Parameter, Policy, Sampling, Tokenizer, TrainSequence,
@@ -32,12 +32,13 @@ impl Numbers {
 }
 
 /// A policy whose weights are uniform in an interval of width `spread`, with the tokenizer of
-/// the fixture.
+/// the fixture, from the folder that `AGENTGYM_FIXTURES` names or the checkout's.
 pub(crate) fn policy(config: ModelConfig, spread: f32) -> Policy {
-    let fixtures = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../tests/fixtures/qwen2-tiny"
-    ));
+    let fixtures = match std::env::var_os("AGENTGYM_FIXTURES") {
+        Some(path) => PathBuf::from(path),
+        None => concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures").into(),
+    };
+    let fixtures = fixtures.join("qwen2-tiny");
     let mut numbers = Numbers(1);
     let parameters: BTreeMap<_, _> = parameter_shapes(&config)
         .into_iter()
@@ -49,10 +50,12 @@ pub(crate) fn policy(config: ModelConfig, spread: f32) -> Policy {
             (name, Parameter::new(shape, data))
         })
         .collect();
-    let tokenizer = Tokenizer::load(fixtures).expect("fixture");
-    let chat = Chat::load(fixtures)
-        .expect("fixture")
-        .expect("fixture has a template");
+    let complain = |e: agentgym_model::Error| -> ! {
+        panic!("AGENTGYM_FIXTURES names no folder with a tokenizer in qwen2-tiny: {e}")
+    };
+    let tokenizer = Tokenizer::load(&fixtures).unwrap_or_else(|e| complain(e));
+    let chat = Chat::load(&fixtures).unwrap_or_else(|e| complain(e));
+    let chat = chat.expect("the fixture has a template");
     Policy::new(config, Weights::new(parameters), tokenizer, chat).expect("complete")
 }
 

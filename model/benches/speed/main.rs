@@ -3,14 +3,15 @@
 //! with its share of the limits of the machine's matrix products and memory.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|3b|long] [--threads 2]
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
-//! [--checkpointed] [--json] [--trajectories FILE] [--unit-tokens 2048] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
+//! [--checkpointed] [--json] [--trajectories FILE] [--unit-tokens TOKENS] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
 //! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
 //! `agree-ROWS` compares scored log-probs with those from decoding the same tokens, and fails where
 //! one has other bits; `share-KIND`
 //! compares training and scoring with common beginnings computed once and for each sequence, and
 //! `peak-shared` and `peak-apart` make one training step each (module `sharing`).
 //! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, driven by one thread;
-//! the shares are then of `--operations` and `--bytes`, its limits per second.
+//! the shares are then of `--operations` and `--bytes`, its limits per second, and each line says
+//! what the case took of its memory (module `device_use`).
 
 use std::error::Error;
 use std::hint::black_box;
@@ -18,16 +19,18 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, ComputeOptions, Device, Dtype, Engine, EngineOptions, Policy, ScoreRequest,
-    TrainSequence, Trainer, Weights, score,
+    AdamW, ComputeOptions, Device, DeviceFootprint, Dtype, Engine, EngineOptions, Policy,
+    ScoreRequest, TrainSequence, Trainer, Weights, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
+use device_use::Work;
 use roofline::{Cost, Machine, Model};
 use setting::{Setting, setting};
 
 #[path = "../common/mod.rs"]
 mod common;
+mod device_use;
 mod roofline;
 mod setting;
 mod sharing;
@@ -209,6 +212,15 @@ fn sequences((count, length): (usize, usize)) -> Vec<TrainSequence> {
         .collect()
 }
 
+/// Sequences that are computed together: those that fit into `--unit-tokens`, else up to eight.
+fn together(setting: &Setting, threads: usize) -> usize {
+    let (count, length) = setting.sequences;
+    match setting.unit_tokens {
+        Some(tokens) => (tokens / length).max(1),
+        None => (count / threads).clamp(1, 8),
+    }
+}
+
 fn scored(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) -> Measured {
     let sequences = sequences(setting.sequences);
     let requests: Vec<_> = sequences
@@ -221,7 +233,7 @@ fn scored(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) -> M
     let (count, length) = setting.sequences;
     let options = ComputeOptions {
         threads,
-        pack_tokens: (count / threads).clamp(1, 8) * length,
+        pack_tokens: together(setting, threads) * length,
         ..ComputeOptions::default()
     };
     Measured::repeat(seconds, || {
@@ -239,7 +251,7 @@ fn trained(
     seconds: f64,
 ) -> Measured {
     let sequences = sequences(setting.sequences);
-    let units = units(&sequences, (sequences.len() / threads).clamp(1, 8));
+    let units = units(&sequences, together(setting, threads));
     let options = ComputeOptions {
         threads,
         checkpointed,
@@ -333,7 +345,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut checkpointed = false;
     let [mut prompt, mut sampled, mut count, mut length] = [None; 4];
     let (mut device, mut dtype) = ("cpu".to_owned(), Dtype::F32);
-    let (mut trajectories, mut unit_tokens) = (None, 2048);
+    let (mut trajectories, mut unit_tokens) = (None, None);
     let mut limits = (None, None);
     let mut cases: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter().filter(|a| a != "--bench");
@@ -354,7 +366,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             "--bytes" => limits.1 = Some(value().parse().expect("--bytes takes a number")),
             "--trajectories" => trajectories = Some(value()),
-            "--unit-tokens" => unit_tokens = value().parse().expect("it takes a number"),
+            "--unit-tokens" => unit_tokens = Some(value().parse().expect("it takes a number")),
             "--checkpointed" => checkpointed = true,
             "--json" => json = true,
             _ => cases.push(argument),
@@ -364,6 +376,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         keep_freed()?;
     }
     let mut setting = setting(&shape)?;
+    setting.unit_tokens = unit_tokens;
     for (size, given) in [
         (&mut setting.decode.0, prompt),
         (&mut setting.decode.1, sampled),
@@ -376,7 +389,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
     }
     let device = Device::parse(&device, dtype)?;
+    if !json {
+        for file in device_use::libraries() {
+            println!("opened {file}");
+        }
+    }
     let policy = policy(setting.shape.config()?, 0.07).on(&device)?;
+    let footprint = DeviceFootprint::of(policy.config(), None, dtype);
     let threads = device.threads(threads);
     let model = Model::of(policy.config(), dtype);
     let machine = match limits {
@@ -426,7 +445,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 None => sharing::sequences(kind),
             };
             let timing = (threads, seconds);
-            sharing::compare(&policy, (kind, &recorded), unit_tokens, timing);
+            sharing::compare(
+                &policy,
+                (kind, &recorded),
+                unit_tokens.unwrap_or(2048),
+                timing,
+            );
             continue;
         }
         if let ("peak", "shared" | "apart") = (name, kind) {
@@ -435,6 +459,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             continue;
         }
         let engines = EngineOptions::default().over(threads, &policy).len();
+        device_use::forget(&device)?;
         let (measured, cost) = match name {
             "decode" if rows > 0 => (
                 decode(&policy, rows, setting.decode, threads, seconds),
@@ -488,6 +513,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             cpu_s,
         } = measured;
         let rate = done as f64 / wall_s;
+        let unit = together(&setting, threads) * setting.sequences.1;
+        let work = match name {
+            "score" => Work::Scores { tokens: unit },
+            "train" => Work::Trains {
+                tokens: unit,
+                checkpointed,
+            },
+            _ => Work::Generates {
+                rows,
+                prefill: (rows * prompt).min(4096),
+                cached: rows * (prompt + sampled),
+            },
+        };
+        let of_device = device_use::said(&device, &footprint, &work)?;
         let of_operations = cost.operations * rate / machine.operations;
         let of_bandwidth = cost.bytes * rate / machine.bytes;
         let is_file = matches!(case.as_str(), "save" | "load");
@@ -515,7 +554,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             println!(
                 "{shape:<5} {case:<10} {rate:>9.0} tokens/s {:>9.0} per CPU-second,\
-                 {of_operations}{bandwidth} peak {:.0} MB",
+                 {of_operations}{bandwidth} peak {:.0} MB{of_device}",
                 done as f64 / cpu_s,
                 peak_bytes() / 1e6
             );

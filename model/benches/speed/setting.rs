@@ -11,6 +11,8 @@ pub(crate) struct Setting {
     pub(crate) decode: (usize, usize),
     /// Sequences of a scoring pass or a training step, and tokens of each.
     pub(crate) sequences: (usize, usize),
+    /// Most tokens of the sequences that are computed together, where that was asked for.
+    pub(crate) unit_tokens: Option<usize>,
     pub(crate) cases: &'static [&'static str],
 }
 
@@ -24,6 +26,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             shape: TinyShape::default(),
             decode: (160, 190),
             sequences: (16, 160),
+            unit_tokens: None,
             cases: &[
                 "decode-1",
                 "decode-8",
@@ -40,6 +43,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             shape: TinyShape::half_billion(),
             decode: (64, 16),
             sequences: (2, 256),
+            unit_tokens: None,
             cases: &[
                 "decode-1",
                 "decode-8",
@@ -62,6 +66,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             },
             decode: (512, 128),
             sequences: (16, 1024),
+            unit_tokens: None,
             cases: &["decode-1", "decode-64", "prompt", "score", "train"],
         },
         // Two layers as wide as those of half a billion parameters, on one long sequence.
@@ -74,6 +79,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             },
             decode: (64, 16),
             sequences: (1, 8192),
+            unit_tokens: None,
             cases: &["score", "train"],
         },
         other => {

@@ -5,6 +5,15 @@ use crate::gpu::{self, Gpu};
 use crate::kernels::bf16::{self, Unit};
 use crate::{Error, Result};
 
+/// What a GPU's memory was used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The most bytes that were allocated at a time since this was last asked.
+    pub peak_bytes: usize,
+    /// Whether work was ever done in smaller portions because memory was full.
+    pub made_do: bool,
+}
+
 /// A compute device: the CPU, or a GPU.
 #[derive(Debug, Clone)]
 pub struct Device(Kind);
@@ -118,6 +127,20 @@ impl Device {
             name => Device::gpu_number(name)?,
         };
         gpu::memory(number)
+    }
+
+    /// How a GPU's memory was used; `None` for the CPU.
+    ///
+    /// # Errors
+    /// The GPU does not say.
+    pub fn memory_use(&self) -> Result<Option<MemoryUse>> {
+        let used = |gpu: &Gpu| {
+            Ok(MemoryUse {
+                peak_bytes: gpu.take_peak()?,
+                made_do: gpu.made_do(),
+            })
+        };
+        self.gpu().map(used).transpose()
     }
 
     /// The number of the GPU that `cuda:N` names, whether or not it is there.

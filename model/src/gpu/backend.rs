@@ -33,6 +33,9 @@ pub(crate) trait Backend: Debug + Send + Sync {
     /// Bytes that are free, once freed memory that is kept is given back.
     fn free_bytes(&self) -> Result<usize>;
 
+    /// The most bytes that were allocated at a time since this was last asked.
+    fn take_peak(&self) -> Result<usize>;
+
     /// Fills with zeros.
     fn zero(&self, address: u64, bytes: usize) -> Result<()>;
 
@@ -219,6 +222,16 @@ impl Gpu {
     /// Bytes of its memory that nothing takes.
     pub(crate) fn free_bytes(&self) -> Result<usize> {
         self.0.free_bytes()
+    }
+
+    /// As [`Backend::take_peak`].
+    pub(crate) fn take_peak(&self) -> Result<usize> {
+        self.0.take_peak()
+    }
+
+    /// Whether work was ever done in smaller portions for lack of memory.
+    pub(crate) fn made_do(&self) -> bool {
+        self.1.said.load(Ordering::Relaxed)
     }
 
     /// Makes training use checkpointing from now on: the activations do not fit.

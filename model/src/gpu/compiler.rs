@@ -19,6 +19,15 @@ const PRELUDE: &str = concat!(
 /// make another one where a function is inlined, for sampling and for scoring.
 pub(super) const OPTIONS: [&CStr; 2] = [c"--std=c++17", c"--fmad=false"];
 
+/// With this variable of the environment set, machine code says which line it is of, for profilers
+/// and sanitizers. The instructions are the same, so this is not part of the numeric class.
+const LINES_VARIABLE: &str = "AGENTGYM_CUDA_LINES";
+
+fn options() -> impl Iterator<Item = &'static CStr> {
+    let lines = std::env::var_os(LINES_VARIABLE).map(|_| c"--generate-line-info");
+    OPTIONS.into_iter().chain(lines)
+}
+
 /// The environment variable that names the folder of compiled kernels.
 const CACHE_VARIABLE: &str = "AGENTGYM_CUDA_CACHE";
 
@@ -52,7 +61,8 @@ impl Compiler {
     /// # Errors
     /// The compiler's messages.
     pub(super) fn code(&self, program: &str, capability: (i32, i32)) -> Result<Vec<u8>, String> {
-        let key = format!("{:?} {capability:?} {OPTIONS:?}\n{program}", self.version);
+        let options: Vec<&CStr> = options().collect();
+        let key = format!("{:?} {capability:?} {options:?}\n{program}", self.version);
         kept(cache().as_deref(), &key, || {
             self.compile(program, capability)
         })
@@ -68,7 +78,7 @@ impl Compiler {
         let architecture = format!("--gpu-architecture=sm_{major}{minor}");
         let architecture = CString::new(architecture).map_err(|e| e.to_string())?;
         let options: Vec<*const c_char> = std::iter::once(architecture.as_c_str())
-            .chain(OPTIONS)
+            .chain(options())
             .map(CStr::as_ptr)
             .collect();
         let (mut made, none) = (std::ptr::null_mut(), std::ptr::null());

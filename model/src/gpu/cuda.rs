@@ -3,12 +3,15 @@
 
 mod class;
 mod lane;
+mod memory;
 mod product;
+mod transfers;
 
 use self::class::{Decides, numeric_class, variables};
 use self::lane::{Lane, WORKSPACE_BYTES, described, driver_failed};
 use super::backend::{Backend, Gpu, Launch, Product};
 use super::compiler::{self, Compiler};
+use super::staging::{HALF_BYTES, Ring};
 use super::{kernels, libraries, tiles};
 use crate::{Dtype, Error, Result};
 use cudarc::driver::{result as driver, sys};
@@ -39,6 +42,9 @@ struct Cuda {
     /// Records work and never executes any, so that calls of other threads are not part of a
     /// recording.
     writing: Lane,
+    /// What uploads are copied from, and an event for each half of it.
+    ring: Mutex<Ring>,
+    marks: [sys::CUevent; 2],
     /// Held while recording: a stream makes one recording at a time.
     recording: Mutex<()>,
 }
@@ -89,7 +95,7 @@ fn found(number: usize) -> Result<(sys::CUdevice, c_int), String> {
 ///
 /// # Errors
 /// Why it cannot be asked, as a clause for a message.
-pub(super) fn memory(number: usize) -> Result<u64, String> {
+pub(super) fn memory_bytes(number: usize) -> Result<u64, String> {
     let (device, _) = found(number)?;
     // SAFETY: the device was just found.
     let bytes = unsafe { driver::device::total_mem(device) };
@@ -135,7 +141,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     unsafe {
         let context = driver::primary_ctx::retain(device).map_err(failed)?;
         driver::ctx::set_current(context).map_err(failed)?;
-        keep_freed_memory(device).map_err(failed)?;
+        memory::keep_freed(device).map_err(failed)?;
         let module = driver::module::load_data(code.as_ptr().cast()).map_err(|e| {
             format!(
                 "the NVIDIA driver, for CUDA {}.{}, does not take the machine code of NVRTC \
@@ -183,6 +189,8 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             functions,
             doing,
             writing,
+            ring: Mutex::new(Ring::new(HALF_BYTES)),
+            marks: transfers::marks()?,
             recording: Mutex::default(),
         }))
     }
@@ -197,17 +205,6 @@ fn right_version(product: &str, major: c_int) -> Result<(), String> {
              folder by {}",
             libraries::FOLDER_VARIABLE
         )),
-    }
-}
-
-/// Makes the driver's allocator keep freed memory for later allocations.
-fn keep_freed_memory(device: sys::CUdevice) -> Result<(), driver::DriverError> {
-    let mut most = u64::MAX;
-    let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the attribute is a u64, which is only read.
-    unsafe {
-        let pool = driver::device::get_default_mem_pool(device)?;
-        sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast()).result()
     }
 }
 
@@ -282,14 +279,8 @@ impl Cuda {
 
     /// Waits for all work, then returns freed memory to the driver.
     fn give_freed_memory_back(&self) -> Result<()> {
-        // SAFETY: stream and device are alive.
-        unsafe {
-            driver::stream::synchronize(self.doing.stream)
-                .and_then(|()| driver::device::get_default_mem_pool(self.device))
-                .and_then(|pool| sys::cuMemPoolTrimTo(pool, 0).result())
-                .and_then(|()| sys::cuDeviceGraphMemTrim(self.device).result())
-        }
-        .map_err(|e| self.failed("giving memory back", e))
+        memory::give_freed_back(self.device, self.doing.stream)
+            .map_err(|e| self.failed("giving memory back", e))
     }
 
     /// The graph of the calls that `work` makes.
@@ -374,6 +365,11 @@ impl Backend for Cuda {
         )
     }
 
+    fn take_peak(&self) -> Result<usize> {
+        self.enter()?;
+        memory::take_peak(self.device).map_err(|e| self.failed("asking for its memory", e))
+    }
+
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: buffers are as long as they say.
@@ -384,9 +380,8 @@ impl Backend for Cuda {
     fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.enter()?;
         self.not_recording()?;
-        // SAFETY: buffers are as long as they say; pageable memory is staged before this returns.
-        unsafe { driver::memcpy_htod_async(to, from, self.doing.stream) }
-            .map_err(|e| self.failed("copying to it", e))
+        let mut ring = self.ring.lock().expect("no thread panics holding this");
+        ring.upload(self, from, to)
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {

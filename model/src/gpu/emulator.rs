@@ -11,8 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
+mod copies;
+
+use self::copies::{Copies, HALF_BYTES};
 use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product, TILE};
 use super::kernels;
+use super::staging::Ring;
 use super::tiles::SHARED_MAX;
 use crate::kernels::matmul::{View, matmul};
 use crate::{Dtype, Error, Result};
@@ -58,9 +62,11 @@ impl Order {
 }
 
 #[derive(Debug)]
-struct Emulator {
+pub(crate) struct Emulator {
     order: Order,
     dtype: Dtype,
+    ring: Mutex<Ring>,
+    copies: Mutex<Copies>,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
     /// The last freed allocations, all NaN, so that reads and writes of them show.
@@ -128,15 +134,7 @@ pub(crate) fn emulated(order: Order, dtype: Dtype) -> Gpu {
 
 /// The same with limits, which may be changed while it computes.
 pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
-    Gpu::new(Emulator {
-        order,
-        dtype,
-        memory: Mutex::default(),
-        freed: Mutex::default(),
-        recording: Mutex::default(),
-        recorded: Mutex::default(),
-        limits,
-    })
+    Gpu::new(Emulator::new(order, dtype, limits))
 }
 
 /// The kernels, compiled once per process and type of operands.
@@ -240,6 +238,20 @@ fn is_allowed(launch: &Launch<'_>) -> bool {
 }
 
 impl Emulator {
+    pub(crate) fn new(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Self {
+        Emulator {
+            order,
+            dtype,
+            ring: Mutex::new(Ring::new(HALF_BYTES)),
+            copies: Mutex::default(),
+            memory: Mutex::default(),
+            freed: Mutex::default(),
+            recording: Mutex::default(),
+            recorded: Mutex::default(),
+            limits,
+        }
+    }
+
     fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
         self.memory.lock().expect("no thread panics holding this")
     }
@@ -269,6 +281,8 @@ impl Emulator {
     }
 
     fn release(&self, address: u64) {
+        // There is no caller to report a spoiled copy to; the next call reports it.
+        let _ = self.settle();
         let freed = self.memory().remove(&address);
         let mut memory = freed.expect("memory is freed once");
         let end = memory.len() - GUARD;
@@ -436,10 +450,15 @@ impl Backend for Emulator {
         Ok(self.limits.bytes.load(Ordering::Relaxed) - self.held())
     }
 
+    fn take_peak(&self) -> Result<usize> {
+        Ok(self.limits.peak.swap(self.held(), Ordering::Relaxed))
+    }
+
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         if self.record(Asked::Zero(address, bytes)) {
             return Ok(());
         }
+        self.settle()?;
         self.check(address, bytes)?;
         // SAFETY: the range is allocated.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
@@ -449,14 +468,14 @@ impl Backend for Emulator {
     fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.not_recording()?;
         self.check(to, from.len())?;
-        // SAFETY: the range is allocated.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
-        Ok(())
+        let mut ring = self.ring.lock().expect("no thread panics holding this");
+        ring.upload(self, from, to)
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.not_recording()?;
         self.check(from, to.len())?;
+        self.settle()?;
         // SAFETY: the range is allocated.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
@@ -466,6 +485,7 @@ impl Backend for Emulator {
         if self.record(Asked::Copy(from, to, bytes)) {
             return Ok(());
         }
+        self.settle()?;
         self.check(from, bytes)?;
         self.check(to, bytes)?;
         // SAFETY: both ranges are allocated.
@@ -490,6 +510,7 @@ impl Backend for Emulator {
         }) {
             return Ok(());
         }
+        self.settle()?;
         self.alive()?;
         if self.limits.launches.load(Ordering::Relaxed) < usize::MAX {
             self.limits.launches.fetch_sub(1, Ordering::Relaxed);
@@ -558,6 +579,7 @@ impl Backend for Emulator {
         if self.record(Asked::Multiply(*product)) {
             return Ok(());
         }
+        self.settle()?;
         let &Product {
             a, b, c, m, k, n, ..
         } = product;

@@ -2,6 +2,7 @@
 //! them. `cudarc` looks the driver up by its name, and panics if it is missing, so that it is opened
 //! here first; cuBLAS and NVRTC are called through the handles that are opened here.
 
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -156,6 +157,8 @@ fn folders(named: Option<PathBuf>) -> Vec<PathBuf> {
     let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"]
         .into_iter()
         .filter_map(variable);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let pythons = pythons.chain(python_prefixes(std::env::split_paths(&path)));
     for python in pythons.chain(["/usr/local".into(), "/usr".into()]) {
         let versions = std::fs::read_dir(python.join("lib")).into_iter().flatten();
         let mut versions: Vec<PathBuf> = versions
@@ -168,7 +171,25 @@ fn folders(named: Option<PathBuf>) -> Vec<PathBuf> {
         versions.sort();
         folders.extend(versions);
     }
+    let mut seen = BTreeSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()));
     folders
+}
+
+/// Where the `python3` of a search path may have its packages: the prefix of the program, and of each
+/// program that it is a symbolic link to. A virtual environment's is a link to another's.
+fn python_prefixes(mut path: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut program = path
+        .find(|folder| folder.join("python3").is_file())
+        .map(|folder| folder.join("python3"));
+    let mut prefixes = Vec::new();
+    // A circle of links is no file, so this ends.
+    while let Some(python) = program {
+        let bin = python.parent().unwrap_or(Path::new("/"));
+        prefixes.extend(bin.parent().map(Path::to_owned));
+        program = std::fs::read_link(&python).ok().map(|to| bin.join(to));
+    }
+    prefixes
 }
 
 #[cfg(test)]
@@ -197,6 +218,31 @@ mod tests {
             damaged.contains("file too short") && damaged.contains(&place),
             "{damaged}"
         );
+    }
+
+    /// A machine's `python3` is a link to a virtual environment's, and that to the system's.
+    #[test]
+    fn packages_of_the_python_in_the_path_are_searched() {
+        let folder = tempfile::tempdir().unwrap();
+        let [links, environment, system] = ["links/bin", "venv/bin", "system/bin"].map(|bin| {
+            let bin = folder.path().join(bin);
+            std::fs::create_dir_all(&bin).unwrap();
+            bin
+        });
+        std::fs::write(system.join("python3.12"), "").unwrap();
+        let link = std::os::unix::fs::symlink::<PathBuf, PathBuf>;
+        link(system.join("python3.12"), environment.join("python3")).unwrap();
+        link("../../venv/bin/python3".into(), links.join("python3")).unwrap();
+        let path = [folder.path().join("nothing"), links, system.clone()];
+        let found = python_prefixes(path.into_iter());
+        let names: Vec<PathBuf> = ["links", "venv", "system"]
+            .map(|name| folder.path().join(name))
+            .into();
+        let canonical = |all: Vec<PathBuf>| -> Vec<PathBuf> {
+            all.iter().map(|p| p.canonicalize().unwrap()).collect()
+        };
+        assert_eq!(canonical(found), canonical(names));
+        assert_eq!(python_prefixes(std::iter::empty()), Vec::<PathBuf>::new());
     }
 
     /// A compiler of version 13.7 needs the built-in functions of 13.7, and takes them from its own

@@ -16,6 +16,7 @@ mod products;
 mod refusals;
 mod steps;
 mod trouble;
+mod uploads;
 
 use super::Gpu;
 use super::emulator::{Order, emulated};

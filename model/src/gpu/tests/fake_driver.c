@@ -48,6 +48,10 @@ int cuMemGetInfo_v2(size_t* free, size_t* total) { *free = *total = 0; return 0;
 int cuMemAlloc_v2(Address* address, size_t bytes) { return keep(address, bytes); }
 int cuMemAllocAsync(Address* address, size_t bytes, Handle stream) { return keep(address, bytes); }
 int cuMemFreeAsync(Address address, Handle stream) { free((void*)address); return 0; }
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) { *memory = malloc(bytes); return 0; }
+int cuEventCreate(Handle* event, unsigned flags) { return make(event); }
+int cuEventRecord(Handle event, Handle stream) { return 0; }
+int cuEventSynchronize(Handle event) { return 0; }
 int cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, Handle stream) { return 0; }
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Handle stream) { return 0; }
 int cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned block_x,
