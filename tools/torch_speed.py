@@ -11,11 +11,14 @@ a machine that others use too is never the same twice. Of PyTorch every setting 
 (eager and compiled, 1 and 2 threads, f32; bf16 beside it) and the best is taken. There are
 two rates: tokens per second, which neighbours slow down, and tokens per CPU-second of the
 process and its threads, which count only time that it computed or span in. Each figure is
-the median over the rounds. Theirs computes log-probs alone, ours entropies as well.
+the median over the rounds. Theirs computes log-probs alone, ours entropies as well. Logits are made
+in chunks, as ours are. Training in bfloat16 is autocast: weights, gradients and moments stay f32.
+`--micro` is the number of sequences in a forward and backward pass; ours is `--unit-tokens`.
 `--llama` measures llama.cpp too, where tools/llama_speed.py can import it.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import shlex
@@ -51,6 +54,10 @@ SHAPES = {
 }
 
 
+# Rows whose logits exist at a time, as in model/src/gpu/head.rs.
+LOGIT_ROWS = 1024
+
+
 class Theirs:
     """One model in this process, one element type, on a fixed number of threads."""
 
@@ -59,6 +66,7 @@ class Theirs:
         import transformers
 
         self.torch, self.transformers = torch, transformers
+        self.serve, self.device, self.micro = options.serve, options.device, options.micro
         torch.set_num_threads(options.threads[0])
         torch.set_default_device(options.device)
         self.on_gpu = torch.device(options.device).type == "cuda"
@@ -85,9 +93,24 @@ class Theirs:
 
     def measure(self, case, compiled, seconds):
         if case.startswith("decode-"):
+            self.model.to(getattr(self.torch, self.serve))
             return self.decode(int(case.removeprefix("decode-")), compiled, seconds)
+        # Training has weights in f32, whatever it computes in.
+        self.model.to(getattr(self.torch, "float32" if case == "train" else self.serve))
         work = {"score": self.score, "train": self.train}[case](compiled)
-        return repeat(seconds, work)
+        with self.attention() as backend:
+            return {**repeat(seconds, work), "sdpa": backend}
+
+    @contextlib.contextmanager
+    def attention(self):
+        """The fastest of a GPU's kernels for causal attention alone, and its name."""
+        if not self.on_gpu:
+            yield None
+            return
+        kernels = self.torch.nn.attention
+        name = "EFFICIENT" if self.serve == "float32" else "FLASH"
+        with kernels.sdpa_kernel(getattr(kernels.SDPBackend, f"{name}_ATTENTION")):
+            yield name.lower()
 
     def decode(self, rows, compiled, seconds):
         """Sampling with log-probs; what follows the first token is measured."""
@@ -133,38 +156,58 @@ class Theirs:
             self.torch.cuda.synchronize()
 
     def log_probs(self, ids):
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        losses = self.torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        return -losses
+        """Of every token but the first. Logits of few rows exist at a time, and again on the way back."""
+        torch = self.torch
+        states = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+
+        def of_chunk(states, ids):
+            logits = self.model.lm_head(states).float()
+            return -torch.nn.functional.cross_entropy(logits, ids, reduction="none")
+
+        chunks = zip(states.flatten(0, 1).split(LOGIT_ROWS), ids[:, 1:].flatten().split(LOGIT_ROWS))
+        if not torch.is_grad_enabled():
+            return torch.cat([of_chunk(*chunk) for chunk in chunks])
+        checkpoint = torch.utils.checkpoint.checkpoint
+        return torch.cat([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
+
+    def batches(self):
+        count, length = self.shape["sequences"]
+        ids = self.torch.randint(0, 1024, (count, length))
+        return ids.split(self.micro or count), ids.numel()
 
     def score(self, compiled):
-        ids = self.torch.randint(0, 1024, self.shape["sequences"])
+        batches, tokens = self.batches()
         log_probs = self.maybe_compiled("score", self.log_probs, compiled)
 
         def work():
             with self.torch.no_grad():
-                log_probs(ids)
+                for ids in batches:
+                    log_probs(ids)
             self.wait()
-            return ids.numel()
+            return tokens
 
         return work
 
     def train(self, compiled):
-        """Forward, backward, clipping and AdamW in one fused pass."""
+        """Forward, backward, clipping and AdamW in one fused pass over f32 weights."""
         torch = self.torch
-        ids = torch.randint(0, 1024, self.shape["sequences"])
+        batches, tokens = self.batches()
         log_probs = self.maybe_compiled("train", self.log_probs, compiled)
         parameters = list(self.model.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        narrow = torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16,
+                                enabled=self.serve == "bfloat16")
 
         def work():
-            (log_probs(ids) * 1e-4).sum().backward()
+            for ids in batches:
+                with narrow:
+                    loss = (log_probs(ids) * 1e-4).sum()
+                loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self.wait()
-            return ids.numel()
+            return tokens
 
         return work
 
@@ -196,6 +239,15 @@ def sizes_given(options):
         if getattr(options, name) is not None:
             arguments += [f"--{name}", str(getattr(options, name))]
     return arguments
+
+
+def micro_given(options, tokens):
+    """`--micro` for another process, in its tokens for ours."""
+    if options.micro is None:
+        return []
+    if tokens:
+        return ["--unit-tokens", str(options.micro * work_of(options)["sequences"][1])]
+    return ["--micro", str(options.micro)]
 
 
 def serve(options):
@@ -236,7 +288,7 @@ class Server:
 
 
 def ours(options, case, threads):
-    arguments = [*sizes_given(options), "--threads", str(threads),
+    arguments = [*sizes_given(options), *micro_given(options, True), "--threads", str(threads),
                  "--seconds", str(options.seconds), "--json"]
     command = [*shlex.split(options.against), *arguments, case]
     output = subprocess.run(command, check=True, text=True,
@@ -253,7 +305,7 @@ def compare(options):
         for dtype in options.dtypes:
             servers[dtype, threads] = Server(
                 __file__, "--serve", dtype, "--threads", threads, "--device", options.device,
-                *sizes_given(options))
+                *sizes_given(options), *micro_given(options, False))
             if options.llama:
                 servers[f"llama.cpp {dtype}", threads] = Server(
                     pathlib.Path(__file__).parent / "llama_speed.py", dtype, threads,
@@ -279,6 +331,9 @@ def compare(options):
                               file=sys.stderr)
                     else:
                         found.setdefault((dtype, threads, compiled), []).append(answer)
+                        if answer.get("sdpa"):
+                            print(f"{case} {dtype}: attention by {answer['sdpa']}",
+                                  file=sys.stderr)
                 # Two models of half a billion parameters would not fit beside each other.
                 if shape != "tiny":
                     server.end()
@@ -319,6 +374,8 @@ def main():
                        ("sequences", "that are scored or trained on at a time"),
                        ("length", "their tokens")):
         parser.add_argument(f"--{name}", type=int, help=f"{what}; default: the shape's")
+    parser.add_argument("--micro", type=int, metavar="SEQUENCES",
+                        help="sequences in a pass of scoring or training; default: all of them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

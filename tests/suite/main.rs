@@ -25,6 +25,7 @@ mod examples;
 mod fleet;
 mod forks;
 mod glossary;
+mod gpu_check;
 mod hostile;
 mod key_names;
 mod limits;

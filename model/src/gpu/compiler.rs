@@ -77,9 +77,8 @@ impl Compiler {
         let text = CString::new(program).map_err(|e| e.to_string())?;
         let architecture = format!("--gpu-architecture=sm_{major}{minor}");
         let architecture = CString::new(architecture).map_err(|e| e.to_string())?;
-        let options: Vec<*const c_char> = std::iter::once(architecture.as_c_str())
-            .chain(options())
-            .map(CStr::as_ptr)
+        let options: Vec<*const c_char> = std::iter::once(architecture.as_ptr())
+            .chain(options().map(CStr::as_ptr))
             .collect();
         let (mut made, none) = (std::ptr::null_mut(), std::ptr::null());
         let name = c"kernels.cu".as_ptr();

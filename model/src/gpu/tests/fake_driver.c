@@ -46,7 +46,11 @@ int cuStreamCreate(Handle* stream, unsigned flags) { return make(stream); }
 int cuStreamSynchronize(Handle stream) { return said("FAKE_SYNC", 0); }
 int cuMemGetInfo_v2(size_t* free, size_t* total) { *free = *total = 0; return 0; }
 int cuMemAlloc_v2(Address* address, size_t bytes) { return keep(address, bytes); }
-int cuMemAllocAsync(Address* address, size_t bytes, Handle stream) { return keep(address, bytes); }
+int cuMemAllocAsync(Address* address, size_t bytes, Handle stream) {
+    static int calls;
+    int answer = faulty("FAKE_ALLOC", &calls);
+    return answer ? answer : keep(address, bytes);
+}
 int cuMemFreeAsync(Address address, Handle stream) { free((void*)address); return 0; }
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) { *memory = malloc(bytes); return 0; }
 int cuEventCreate(Handle* event, unsigned flags) { return make(event); }

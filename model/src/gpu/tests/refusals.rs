@@ -134,7 +134,7 @@ fn libraries_of_another_version_in_the_loaders_path_are_not_called() {
     );
 }
 
-/// Memory is full (2), a kernel's address is wrong (700); a product lacks memory (3, or 14, as a
+/// Memory is full (2), for an allocation or a launch; a kernel's address is wrong (700); a product lacks memory (3, or 14, as a
 /// kernel that is loaded on first use says), or is not supported (15).
 #[test]
 fn a_call_that_fails_is_tried_again_and_a_device_is_lost_only_if_it_says_so() {
@@ -152,6 +152,8 @@ fn a_call_that_fails_is_tried_again_and_a_device_is_lost_only_if_it_says_so() {
     let lost = ("FAKE_SYNC", "700");
     for (variables, expected) in [
         (&[][..], "done done"),
+        (&[("FAKE_ALLOC", "2:1")], "done done"),
+        (&[("FAKE_ALLOC", "2:99")], "full full"),
         (&[("FAKE_LAUNCH", "2:1")], "done done"),
         (&[("FAKE_LAUNCH", "2:9")], "full done"),
         (&[("FAKE_LAUNCH", "700:1")], "refused done"),
