@@ -46,7 +46,7 @@ limits() {
     first) echo 30 tests ;;
     tests) echo 105 tests ;;
     candle) echo 120 tests ;;
-    amx) echo 20 tests ;;
+    amx) echo 25 tests ;;
     memcheck) echo 60 sanitizer ;;
     racecheck) echo 45 sanitizer ;;
     agree) [ "$SHAPE" = 3b ] && echo 70 agree || echo 40 agree ;;
