@@ -201,6 +201,10 @@ pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<V
     Ok(answer)
 }
 
+/// Ports of `view`, if none is given.
+const PORT: u16 = 7576;
+const PORT_MAX: u16 = PORT + 20;
+
 /// `view [RUN]`.
 pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
     if let Some(run) = &args.run {
@@ -210,12 +214,25 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
     if let Some(dir) = &args.bundle {
         return bundle(&reader, args.run.as_deref(), dir, global.json).await;
     }
-    let options = ViewerOptions {
+    let mut options = ViewerOptions {
         host: args.host.clone(),
-        port: args.port,
+        port: args.port.unwrap_or(PORT),
     };
-    let server = agentgym_view::serve(reader, &options).await.map_err(|e| {
-        let (host, port) = (&args.host, args.port);
+    let server = loop {
+        match agentgym_view::serve(reader.clone(), &options).await {
+            // Another viewer is open already.
+            Err(e)
+                if e.kind() == std::io::ErrorKind::AddrInUse
+                    && args.port.is_none()
+                    && options.port < PORT_MAX =>
+            {
+                options.port += 1;
+            }
+            other => break other,
+        }
+    };
+    let server = server.map_err(|e| {
+        let (host, port) = (&args.host, options.port);
         Error::Usage(match e.kind() {
             std::io::ErrorKind::AddrInUse => format!(
                 "port {port} is in use; is a viewer open already? Give --port N, or --port 0 for a free one"

@@ -405,9 +405,9 @@ pub struct CompareArgs {
 pub struct ViewArgs {
     /// Run id; without it, every run of the store
     pub run: Option<String>,
-    /// Port to listen on; 0 for a free one
-    #[arg(long, default_value_t = 7576)]
-    pub port: u16,
+    /// Port to listen on; 0 for a free one [default: 7576, or the next one that is free]
+    #[arg(long)]
+    pub port: Option<u16>,
     /// Address to listen on; others than this machine's own make the data readable to everybody
     /// who has the printed URL
     #[arg(long, default_value = "127.0.0.1")]

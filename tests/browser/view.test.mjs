@@ -187,6 +187,50 @@ test("filters narrow the list, and the URL holds them", async () => {
   await page.context().close();
 });
 
+test("typing filters, and takes no click on a tab", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes");
+  const field = page.getByRole("searchbox", { name: "Text" });
+  await field.pressSequentially("craft", { delay: 60 });
+  await page.waitForURL(/text=craft/);
+  await settled(page);
+  // What was typed is there whole, and can be typed on.
+  assert.equal(await field.inputValue(), "craft");
+  await field.pressSequentially("ed", { delay: 60 });
+  await page.waitForURL(/text=crafted/);
+  await settled(page);
+  assert.equal(await page.evaluate(() => document.activeElement.name), "text");
+  await field.pressSequentially("x");
+  await page.getByRole("link", { name: "Updates", exact: true }).click();
+  await page.waitForURL(/smoke\/update/);
+  await new Promise((done) => setTimeout(done, 600));
+  await settled(page);
+  assert.match(page.url(), /smoke\/update$/);
+  // A number takes effect when its field is left, and the click that leaves it counts.
+  await visit(page, viewer, "/runs/smoke/episodes?reward_min=0");
+  await page.getByRole("spinbutton", { name: "Reward from" }).fill("0.5");
+  await page.getByRole("link", { name: "Overview", exact: true }).click();
+  await page.waitForURL(/runs\/smoke$/);
+  await settled(page);
+  assert.match(page.url(), /runs\/smoke$/);
+  await page.context().close();
+});
+
+test("runs are listed newest first, and a curve is read with names and whole iterations", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/");
+  const { runs } = await answer(viewer, "runs");
+  const times = new Map(runs.map((run) => [run.run, run.last_unix_s ?? 0]));
+  const listed = (await page.locator("table.runs tbody tr td:nth-child(2) a, table.runs tbody tr th a").allInnerTexts()).map((run) => times.get(run));
+  assert.ok(listed.length > 2 && listed.every((time, at) => at === 0 || listed[at - 1] >= time), listed.join());
+  await visit(page, viewer, "/runs/smoke");
+  const chart = page.locator("figure.chart", { hasText: "Tokens per episode" });
+  const box = await chart.locator("svg").first().boundingBox();
+  await page.mouse.move(box.x + box.width * 0.6, box.y + box.height * 0.5);
+  assert.match(await chart.locator(".read").innerText(), /^iteration \d+: sampled [\d.]+, prompt [\d.]+$/);
+  await page.context().close();
+});
+
 test("a list is gone through in its own order", async () => {
   const page = await open(chrome, viewer);
   const list = await answer(viewer, "runs/smoke/episodes?preset=worst&stage=rollout");

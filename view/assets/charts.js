@@ -115,9 +115,10 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     hair.setAttribute("x1", px(x)); hair.setAttribute("x2", px(x));
     const values = series.map((one) => {
       const near = one.points.filter((p) => isNumber(p[1])).sort((p, q) => Math.abs(p[0] - x) - Math.abs(q[0] - x))[0];
-      return near ? yFormat(near[1]) : "–";
+      return (one.name ? one.name + " " : "") + (near ? yFormat(near[1]) : "–");
     });
-    read.replaceChildren((xFormat ?? num)(x) + ": " + values.join("  "));
+    // Evaluations are drawn beside the iteration that they belong to.
+    read.replaceChildren(`${xLabel} ${whole ? Math.round(x) : (xFormat ?? num)(x)}: ${values.join(", ")}`);
   };
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();

@@ -107,9 +107,16 @@ export async function episodesPage(root, [run], query, go) {
   const some = (all, every) => [["", every], ...all.map((v) => [String(v), String(v)])];
   const number = (key, text) => h("label", { class: "choice" }, h("span", {}, text),
     h("input", { type: "number", step: "any", value: query[key] ?? "", onchange: (e) => set(key)(e.target.value) }));
+  // Typing filters, a moment after the last key; not once the page was left.
+  let wait = null;
+  const typed = (e) => {
+    const [here, text] = [location.hash, e.target.value];
+    clearTimeout(wait);
+    wait = setTimeout(() => { if (location.hash === here && text !== (query.text ?? "")) set("text")(text); }, 300);
+  };
   const facets = answer.facets;
   show(filters,
-    h("label", { class: "choice wide" }, h("span", {}, "Text"), h("input", { type: "search", value: query.text ?? "", placeholder: "in what was said, done or answered", onchange: (e) => set("text")(e.target.value) })),
+    h("label", { class: "choice wide" }, h("span", {}, "Text"), h("input", { type: "search", value: query.text ?? "", placeholder: "in what was said, done or answered", name: "text", oninput: typed })),
     choice("Order", [["", ORDERS[query.preset] ?? "as played"], ...SORTS.slice(1)], query.sort ?? "", set("sort")),
     choice("Iteration", some(facets.iteration, "every"), query.iteration ?? "", set("iteration")),
     choice("Stage", some(facets.stage, "every"), query.stage ?? "", set("stage")),

@@ -33,6 +33,7 @@ let leave = null;
 let stop = () => {};
 let listening = null;
 let turn = 0;
+let framed = null;
 
 function parse() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -75,10 +76,12 @@ async function route(event, quiet) {
   root.removeAttribute("aria-busy");
   // The URL changes before its event arrives: what is shown says of which URL it is.
   root.dataset.shows = asked;
+  const typing = keepTyping(next);
   root.replaceChildren(next);
+  const typed = typing();
   window.dispatchEvent(new Event("resize"));
   window.scrollTo(0, scroll);
-  if (event && !quiet) next.querySelector("h1")?.focus({ preventScroll: true });
+  if (event && !quiet && !typed) next.querySelector("h1")?.focus({ preventScroll: true });
 }
 
 // Says how far the store has been read, for as long as a page waits.
@@ -99,9 +102,28 @@ function frame(run, place) {
   else if (place.length > 1) trail.push(place.join(" "));
   show(crumbs, trail.filter(Boolean).flatMap((one, at) => (at ? [h("span", { "aria-hidden": "true" }, "›"), one] : [one])));
   tabs.hidden = !run;
-  if (run) {
-    show(tabs, TABS.map(([name, text]) => h("a", { href: link(["runs", run, name].filter(Boolean)), "aria-current": (place[0] ?? "") === name ? "page" : null }, text)));
-  }
+  // Tabs of the same run stay: one that is replaced under the pointer takes no click.
+  if (run && run !== framed) show(tabs, TABS.map(([name, text]) => h("a", { href: link(["runs", run, name].filter(Boolean)) }, text)));
+  framed = run;
+  TABS.forEach(([name], at) => {
+    if ((place[0] ?? "") === name) tabs.children[at]?.setAttribute("aria-current", "page");
+    else tabs.children[at]?.removeAttribute("aria-current");
+  });
+}
+
+// A field that is being typed into when its page is replaced goes on in the new page, with what was
+// typed meanwhile.
+function keepTyping(next) {
+  const old = document.activeElement;
+  const field = old?.name && root.contains(old) ? next.querySelector(`[name="${CSS.escape(old.name)}"]`) : null;
+  return () => {
+    if (!field) return false;
+    const [at, typed] = [old.selectionStart, old.value];
+    field.focus({ preventScroll: true });
+    if (field.value !== typed) { field.value = typed; field.dispatchEvent(new Event("input")); }
+    field.setSelectionRange(at, at);
+    return true;
+  };
 }
 
 // Listens for news of the run in view; a page that shows a state is drawn anew.

@@ -20,7 +20,8 @@ export async function runsPage(root, _, query, go) {
   const answer = await ask("runs");
   const picked = new Set((query.pick ?? "").split(",").filter(Boolean));
   const compare = h("button", { type: "button", disabled: picked.size !== 2, onclick: () => { const [x, y] = picked; go(["compare"], { a: x, b: y }); } }, "Compare the two");
-  const rows = answer.runs.map((run) => {
+  const newest = [...answer.runs].sort((one, other) => (other.last_unix_s ?? 0) - (one.last_unix_s ?? 0));
+  const rows = newest.map((run) => {
     if (run.error) return ["", run.run, h("span", { class: "warn" }, run.error), "", "", "", "", "", ""];
     const label = "success of training by iteration; dots: evaluations";
     return [

@@ -190,7 +190,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             doing,
             writing,
             ring: Mutex::new(Ring::new(HALF_BYTES)),
-            marks: transfers::marks()?,
+            marks: lane::marks()?,
             recording: Mutex::default(),
         }))
     }

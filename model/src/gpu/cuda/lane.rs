@@ -62,6 +62,19 @@ impl Lane {
     }
 }
 
+/// An event, which marks a place in a stream, for each half of the ring of uploads.
+///
+/// # Errors
+/// The driver's, as a clause for a message.
+pub(super) fn marks() -> Result<[sys::CUevent; 2], String> {
+    let new = || driver::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+    let (first, second) = (new(), new());
+    Ok([
+        first.map_err(driver_failed)?,
+        second.map_err(driver_failed)?,
+    ])
+}
+
 fn answered(status: c_int) -> Result<(), String> {
     match status {
         0 => Ok(()),

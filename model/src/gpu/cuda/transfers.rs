@@ -3,21 +3,11 @@
 
 use std::ptr::NonNull;
 
-use cudarc::driver::{result as driver, sys};
+use cudarc::driver::result as driver;
 
 use super::Cuda;
-use super::lane::driver_failed;
 use crate::Result;
 use crate::gpu::staging::Transfers;
-
-/// An event for each half of the ring.
-///
-/// # Errors
-/// The driver's, as a clause for a message.
-pub(super) fn marks() -> Result<[sys::CUevent; 2], String> {
-    let new = || driver::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-    Ok([new().map_err(driver_failed)?, new().map_err(driver_failed)?])
-}
 
 impl Transfers for Cuda {
     fn pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
