@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -26,7 +27,9 @@ pub enum Manners {
     Good,
     /// Accepts the condition and ignores it, as several servers do.
     IgnoresConditions,
-    /// Executes the first write of each object, but answers 503.
+    /// Looks whether the object exists and then writes, with a moment between.
+    ChecksThenWrites,
+    /// Executes the first write of each object, or the completion of its upload, but answers 503.
     LosesFirstAnswers,
 }
 
@@ -39,10 +42,11 @@ pub struct S3Server {
     bucket: PathBuf,
     requests: Requests,
     away: Arc<AtomicBool>,
+    refuses_parts: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
 
-/// Requests by kind (HTTP method, or LIST for a listing GET) and by folder of a run: `PUT commits`.
+/// Requests by kind (HTTP method, LIST for a listing GET, or REFUSED) and by folder of a run: `PUT commits`.
 type Requests = Arc<std::sync::Mutex<BTreeMap<String, u64>>>;
 
 impl S3Server {
@@ -80,13 +84,20 @@ impl S3Server {
         let counts = Arc::clone(&requests);
         let away = Arc::new(AtomicBool::new(false));
         let is_away = Arc::clone(&away);
+        let refuses_parts = Arc::new(AtomicBool::new(false));
+        let refuses = Arc::clone(&refuses_parts);
         let accepting = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, one_by_one, root) =
                     (service.clone(), Arc::clone(&one_by_one), root.clone());
                 let (counts, is_away) = (Arc::clone(&counts), Arc::clone(&is_away));
+                let refuses = Arc::clone(&refuses);
                 let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-                    count(&counts, &request);
+                    let query = request.uri().query().unwrap_or_default();
+                    let is_part = query.contains("uploads") || query.contains("uploadId=");
+                    let completes = request.method() == "POST" && query.contains("uploadId=");
+                    let is_refused = is_part && refuses.load(Ordering::SeqCst);
+                    count(&counts, &request, is_refused);
                     let is_away = is_away.load(Ordering::SeqCst);
                     let (service, one_by_one, root) =
                         (service.clone(), Arc::clone(&one_by_one), root.clone());
@@ -99,7 +110,16 @@ impl S3Server {
                         if !root.join(bucket).is_dir() {
                             return Ok(no_such_bucket());
                         }
-                        if !request.headers().contains_key("if-none-match") {
+                        if is_refused {
+                            return Ok(unavailable());
+                        }
+                        let is_create = request.headers().contains_key("if-none-match");
+                        if !is_create && !completes {
+                            return Service::call(&service, request).await;
+                        }
+                        if manners == Manners::ChecksThenWrites && !root.join(&path).exists() {
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                            let _ = std::fs::remove_file(root.join(&path));
                             return Service::call(&service, request).await;
                         }
                         let mut seen = one_by_one.lock().await;
@@ -108,7 +128,7 @@ impl S3Server {
                         }
                         let mut response = Service::call(&service, request).await?;
                         if manners == Manners::LosesFirstAnswers && seen.insert(path) {
-                            *response.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+                            response = unavailable();
                         }
                         Ok(response)
                     }
@@ -128,6 +148,7 @@ impl S3Server {
             bucket,
             requests,
             away,
+            refuses_parts,
             accepting,
         }
     }
@@ -135,6 +156,11 @@ impl S3Server {
     /// While set, every connection is cut.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// While set, requests of uploads in parts are answered 503; the others are served.
+    pub fn set_refuses_parts(&self, refuses: bool) {
+        self.refuses_parts.store(refuses, Ordering::SeqCst);
     }
 
     /// The environment variables with which any S3 client finds this server.
@@ -177,9 +203,10 @@ impl Drop for S3Server {
     }
 }
 
-fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
+fn count<B>(requests: &Requests, request: &hyper::Request<B>, is_refused: bool) {
     let query = request.uri().query().unwrap_or_default();
     let kind = match request.method().as_str() {
+        _ if is_refused => "REFUSED",
         "GET" if query.contains("list-type") => "LIST",
         method => method,
     };
@@ -195,6 +222,13 @@ fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
     let name = format!("{kind} {}", folder.unwrap_or("store"));
     let mut counts = requests.lock().unwrap_or_else(PoisonError::into_inner);
     *counts.entry(name).or_default() += 1;
+}
+
+fn unavailable() -> s3s::HttpResponse {
+    let text = "<Error><Code>SlowDown</Code><Message>please reduce your rate</Message></Error>";
+    let mut response = s3s::HttpResponse::new(s3s::Body::from(text.to_owned()));
+    *response.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+    response
 }
 
 /// The file server would create the bucket; S3 does not.

@@ -2,10 +2,14 @@
 //! Credentials come from the environment, never from the URL, because URLs are written into plans,
 //! logs and messages.
 
+mod folder_parts;
+
 use crate::{Error, Result};
+use folder_parts::FolderParts;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 use std::collections::BTreeMap;
@@ -22,10 +26,15 @@ const RETRY_TIMEOUT_S: u64 = 60;
 /// Limit for one request with its body; bodies are at most 64 MiB.
 const REQUEST_TIMEOUT_S: u64 = 120;
 const CONNECT_TIMEOUT_S: u64 = 5;
+/// All parts of a large object but the last have this size, as some servers require. S3 allows
+/// 10 000 parts: 156 GiB.
+pub(crate) const PART_BYTES: usize = 16 << 20;
 
 /// An opened backend.
 pub(crate) struct Backend {
     pub(crate) objects: Arc<dyn ObjectStore>,
+    /// The same objects, for those that are written in parts; without it in one piece.
+    pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     /// For messages: without secrets; for a folder, its absolute path.
     pub(crate) url: String,
     /// Opens the same store again in the same environment; contains no secrets either.
@@ -109,9 +118,14 @@ fn folder(path: &Path) -> Result<Backend> {
     let files = LocalFileSystem::new_with_prefix(&root)
         .map_err(|e| Error::backend(&shown, "open", &shown, &e))?;
     // A commit must survive a power failure.
-    let files = files.with_fsync(true).with_automatic_cleanup(true);
+    let files = Arc::new(files.with_fsync(true).with_automatic_cleanup(true));
+    let parts = FolderParts {
+        files: Arc::clone(&files),
+        root: root.clone(),
+    };
     Ok(Backend {
-        objects: Arc::new(files),
+        objects: files,
+        parts: Some(Arc::new(parts)),
         url: root.display().to_string(),
         address: root.display().to_string(),
         local_root: Some(root),
@@ -132,6 +146,7 @@ fn memory(name: &str) -> Backend {
         Arc::clone(named.entry(name.to_owned()).or_default())
     };
     Backend {
+        parts: Some(Arc::clone(&objects) as _),
         objects,
         url: format!("memory:{name}"),
         address: format!("memory:{name}"),
@@ -228,12 +243,10 @@ fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
     } else {
         format!(" at {endpoint}")
     };
-    let objects: Arc<dyn ObjectStore> = if prefix.is_empty() {
-        Arc::new(objects)
-    } else {
-        Arc::new(PrefixStore::new(objects, prefix))
-    };
+    // No prefix is an empty one.
+    let objects = Arc::new(PrefixStore::new(objects, prefix));
     Ok(Backend {
+        parts: Some(Arc::clone(&objects) as _),
         objects,
         url: format!("{shown}{at}"),
         // All options are known here, and none of the known ones is a secret.

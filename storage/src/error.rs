@@ -110,7 +110,8 @@ pub enum Error {
     },
     /// The store does not answer, or returns an error that may be temporary.
     #[error(
-        "the store {url} failed to {doing} {key}: {why}; check the network and the server, then resume"
+        "the store {url} failed to {doing} {key}: {why}; {}, then resume",
+        after_failure(why)
     )]
     Unavailable {
         /// The store.
@@ -280,6 +281,17 @@ impl Error {
     }
 }
 
+/// What to do about a request that failed.
+fn after_failure(why: &str) -> &'static str {
+    match why.contains("UnknownIssuer") {
+        true => {
+            "if a private authority signed the server's certificate, name a file with that authority's \
+             certificate in SSL_CERT_FILE"
+        }
+        false => "check the network and the server",
+    }
+}
+
 fn is_full(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -346,6 +358,21 @@ mod tests {
         let passing = sorted(ErrorKind::ConnectionReset);
         assert!(matches!(passing, Error::Unavailable { .. }), "{passing}");
         assert_eq!(passing.verdict(), Verdict::Retry);
+    }
+
+    #[test]
+    fn a_certificate_of_a_private_authority_is_no_matter_of_the_network() {
+        let failed = |why: &str| {
+            let source = why.to_owned().into();
+            let error = BackendError::Generic {
+                store: "S3",
+                source,
+            };
+            Error::backend("s3://b", "write", "k", &error).to_string()
+        };
+        let unknown = failed("invalid peer certificate: UnknownIssuer");
+        assert!(unknown.contains("SSL_CERT_FILE") && !unknown.contains("network"));
+        assert!(failed("connection reset").contains("check the network"));
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod probe;
 mod run_digest;
 mod seal;
 mod store;
+mod upload;
 mod verify;
 
 pub use artifact::{Artifact, CHUNK_BYTES, Digest};

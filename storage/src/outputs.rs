@@ -3,22 +3,17 @@
 //! until a manifest names it.
 
 use crate::artifact::Digesting;
+use crate::backend::PART_BYTES;
 use crate::keys::check_name;
-use crate::store::location;
+use crate::upload::Upload;
 use crate::{Artifact, AttemptId, Created, Error, Key, PartKey, Result, Store};
 use bytes::{Bytes, BytesMut};
-use object_store::{MultipartUpload, PutPayload};
+use object_store::multipart::MultipartStore;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::io::AsyncReadExt;
-use tokio::task::JoinSet;
 
-/// All parts of a large object but the last have this size, as some servers require. S3 allows
-/// 10 000 parts: 156 GiB.
-const PART_BYTES: usize = 16 << 20;
-/// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
-/// a writer.
-const PARTS_AT_ONCE: usize = 3;
 /// Local files are read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
 
@@ -173,9 +168,12 @@ impl<'a> OutputWriter<'a> {
         self.digesting = std::mem::take(&mut self.digesting)
             .update(content.clone())
             .await;
-        while self.part_bytes + content.len() >= PART_BYTES {
-            self.push(content.split_to(PART_BYTES - self.part_bytes));
-            self.send_part().await?;
+        // A store that takes no parts gets the object in one piece.
+        if let Some(server) = self.outputs.store.parts() {
+            while self.part_bytes + content.len() >= PART_BYTES {
+                self.push(content.split_to(PART_BYTES - self.part_bytes));
+                self.send_part(&server).await?;
+            }
         }
         self.push(content);
         Ok(())
@@ -186,12 +184,11 @@ impl<'a> OutputWriter<'a> {
     /// # Errors
     /// The store fails.
     pub async fn finish(mut self) -> Result<&'a Artifact> {
-        if self.upload.is_some() {
+        if let Some(mut upload) = self.upload.take() {
             if self.part_bytes > 0 {
-                self.send_part().await?;
+                upload.send(self.part.drain(..).collect()).await?;
             }
-            let upload = self.upload.take().expect("the upload has begun");
-            upload.complete(&self.outputs.store, &self.key).await?;
+            upload.complete().await?;
         } else {
             let content = match std::mem::take(&mut self.part).as_slice() {
                 [one] => one.clone(),
@@ -224,86 +221,13 @@ impl<'a> OutputWriter<'a> {
         }
     }
 
-    async fn send_part(&mut self) -> Result<()> {
-        let store = &self.outputs.store;
+    async fn send_part(&mut self, server: &Arc<dyn MultipartStore>) -> Result<()> {
         let upload = match &mut self.upload {
             Some(upload) => upload,
-            none => none.insert(Upload {
-                inner: Some(store.multipart(&self.key).await?),
-                parts: JoinSet::new(),
-            }),
+            none => none.insert(Upload::begin(&self.outputs.store, server, &self.key).await?),
         };
-        store.count_put(self.part_bytes);
         let part = std::mem::take(&mut self.part);
         self.part_bytes = 0;
-        upload
-            .send(part.into_iter().collect(), store, &self.key)
-            .await
-    }
-}
-
-/// A multipart upload.
-struct Upload {
-    inner: Option<Box<dyn MultipartUpload>>,
-    parts: JoinSet<object_store::Result<()>>,
-}
-
-impl Upload {
-    async fn send(&mut self, part: PutPayload, store: &Store, key: &Key) -> Result<()> {
-        self.wait(PARTS_AT_ONCE - 1, store, key).await?;
-        let inner = self
-            .inner
-            .as_mut()
-            .expect("an upload is completed once, at its end");
-        self.parts.spawn(inner.put_part(part));
-        Ok(())
-    }
-
-    /// Waits until at most `count` parts are in flight.
-    async fn wait(&mut self, count: usize, store: &Store, key: &Key) -> Result<()> {
-        while self.parts.len() > count {
-            if let Some(done) = self.parts.join_next().await {
-                let done = done.expect(
-                    "an upload does not panic, and nobody cancels its parts before it is dropped",
-                );
-                done.map_err(|e| failed(store, key, &e))?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn complete(mut self, store: &Store, key: &Key) -> Result<()> {
-        self.wait(0, store, key).await?;
-        let inner = self
-            .inner
-            .as_mut()
-            .expect("an upload is completed once, at its end");
-        inner.complete().await.map_err(|e| failed(store, key, &e))?;
-        self.inner = None;
-        Ok(())
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        self.parts.abort_all();
-        // Otherwise the uploaded parts are kept, and charged for, until the bucket's lifecycle
-        // rules remove them.
-        if let (Some(mut inner), Ok(runtime)) =
-            (self.inner.take(), tokio::runtime::Handle::try_current())
-        {
-            runtime.spawn(async move {
-                if let Err(e) = inner.abort().await {
-                    tracing::debug!("an unfinished upload could not be given up: {e}");
-                }
-            });
-        }
-    }
-}
-
-fn failed(store: &Store, key: &Key, error: &object_store::Error) -> Error {
-    match location(key) {
-        Ok(path) => store.failed("write", &path, error),
-        Err(e) => e,
+        upload.send(part.into_iter().collect()).await
     }
 }

@@ -13,10 +13,11 @@ use counters::{Counters, add};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use kept::KeptCommits;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path as ObjectPath;
 use object_store::{
-    Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMode, PutPayload,
+    Error as BackendError, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutPayload,
 };
 use std::fmt;
 use std::ops::Range;
@@ -50,6 +51,7 @@ pub struct Store {
 
 struct Inner {
     objects: Arc<dyn ObjectStore>,
+    parts: Option<Arc<dyn MultipartStore>>,
     url: String,
     address: String,
     local_root: Option<PathBuf>,
@@ -98,6 +100,7 @@ impl Store {
     pub fn over(objects: Arc<dyn ObjectStore>, url: &str) -> Self {
         Self::new(Backend {
             objects,
+            parts: None,
             url: url.to_owned(),
             address: url.to_owned(),
             local_root: None,
@@ -107,6 +110,7 @@ impl Store {
     fn new(backend: Backend) -> Self {
         let inner = Inner {
             objects: backend.objects,
+            parts: backend.parts,
             url: backend.url,
             address: backend.address,
             local_root: backend.local_root,
@@ -143,7 +147,7 @@ impl Store {
     }
 
     /// Repeats a request until it succeeds or `patience` says to stop.
-    async fn persist<T, F: Future<Output = Result<T>>>(
+    pub(crate) async fn persist<T, F: Future<Output = Result<T>>>(
         &self,
         request: impl Fn() -> F,
     ) -> Result<T> {
@@ -459,14 +463,9 @@ impl Store {
         Ok(meta.size)
     }
 
-    /// Begins a multipart write under a key that no other writer uses.
-    pub(crate) async fn multipart(&self, key: &Key) -> Result<Box<dyn MultipartUpload>> {
-        let path = location(key)?;
-        self.inner
-            .objects
-            .put_multipart(&path)
-            .await
-            .map_err(|e| self.failed("write", &path, &e))
+    /// What takes large objects in parts.
+    pub(crate) fn parts(&self) -> Option<Arc<dyn MultipartStore>> {
+        self.inner.parts.clone()
     }
 
     pub(crate) fn count_put(&self, bytes: usize) {

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod damage;
+mod large;
 mod servers;
 mod verify;
 

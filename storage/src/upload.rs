@@ -1,0 +1,158 @@
+//! A large object, sent in parts. Each request waits for a failing store as a small write does, and a
+//! part that was sent stays sent: an outage repeats the parts under way, not the object.
+
+use crate::store::location;
+use crate::{Error, Key, Result, Store};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path as ObjectPath;
+use object_store::{MultipartId, PutPayload};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
+/// a writer.
+const PARTS_AT_ONCE: usize = 3;
+
+/// An upload under a key that no other writer uses. If dropped before [`Upload::complete`], it is
+/// given up.
+pub(crate) struct Upload {
+    target: Target,
+    sending: JoinSet<Result<(usize, PartId)>>,
+    sent: BTreeMap<usize, PartId>,
+    parts: usize,
+    bytes: u64,
+    is_complete: bool,
+}
+
+#[derive(Clone)]
+struct Target {
+    store: Store,
+    server: Arc<dyn MultipartStore>,
+    key: Key,
+    path: ObjectPath,
+    id: MultipartId,
+}
+
+impl Target {
+    /// Sends a request until it succeeds or nobody waits for the store.
+    async fn ask<T, F: Future<Output = object_store::Result<T>>>(
+        &self,
+        request: impl Fn() -> F,
+    ) -> Result<T> {
+        let failed = |e| self.store.failed("write", &self.path, &e);
+        let answer = self
+            .store
+            .persist(|| async { request().await.map_err(failed) });
+        answer.await
+    }
+
+    /// An upload that its server has ended is not the part's fault: another attempt may write it.
+    fn ended(&self, error: Error) -> Error {
+        match error {
+            Error::NotFound { key, url } => Error::Unavailable {
+                url,
+                doing: "write",
+                key,
+                why: "its server has ended the upload (does a lifecycle rule of the bucket do so?)"
+                    .to_owned(),
+            },
+            other => other,
+        }
+    }
+}
+
+impl Upload {
+    pub(crate) async fn begin(
+        store: &Store,
+        server: &Arc<dyn MultipartStore>,
+        key: &Key,
+    ) -> Result<Self> {
+        let mut target = Target {
+            store: store.clone(),
+            server: Arc::clone(server),
+            key: key.clone(),
+            path: location(key)?,
+            id: MultipartId::default(),
+        };
+        let id = target.ask(|| server.create_multipart(&target.path)).await?;
+        target.id = id;
+        Ok(Self {
+            target,
+            sending: JoinSet::new(),
+            sent: BTreeMap::new(),
+            parts: 0,
+            bytes: 0,
+            is_complete: false,
+        })
+    }
+
+    /// Sends the next part, of [`crate::backend::PART_BYTES`] unless it is the last. Waits while too
+    /// many are under way.
+    pub(crate) async fn send(&mut self, part: PutPayload) -> Result<()> {
+        self.wait(PARTS_AT_ONCE - 1).await?;
+        let (target, number) = (self.target.clone(), self.parts);
+        self.parts += 1;
+        self.bytes += part.content_length() as u64;
+        self.sending.spawn(async move {
+            let request = || {
+                target.store.count_put(part.content_length());
+                let (path, id) = (&target.path, &target.id);
+                target.server.put_part(path, id, number, part.clone())
+            };
+            let sent = target.ask(request).await;
+            Ok((number, sent.map_err(|e| target.ended(e))?))
+        });
+        Ok(())
+    }
+
+    /// Waits until at most `count` parts are under way.
+    async fn wait(&mut self, count: usize) -> Result<()> {
+        while self.sending.len() > count {
+            if let Some(sent) = self.sending.join_next().await {
+                let (number, part) = sent.expect(
+                    "an upload does not panic, and nobody cancels its parts before it is dropped",
+                )?;
+                self.sent.insert(number, part);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the object of the parts.
+    pub(crate) async fn complete(mut self) -> Result<()> {
+        self.wait(0).await?;
+        let parts: Vec<PartId> = std::mem::take(&mut self.sent).into_values().collect();
+        let target = &self.target;
+        let (path, id) = (&target.path, &target.id);
+        let completed = target.ask(|| target.server.complete_multipart(path, id, parts.clone()));
+        match completed.await {
+            Ok(_) => {}
+            Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => return Err(e),
+            // The answer to an earlier request may be lost: then the upload is over, servers refuse
+            // to complete it again in different ways, and the object is there.
+            Err(_)
+                if (target.store.size(&target.key).await).is_ok_and(|size| size == self.bytes) => {}
+            Err(e) => return Err(target.ended(e)),
+        }
+        self.is_complete = true;
+        Ok(())
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.sending.abort_all();
+        // Otherwise the uploaded parts are kept, and charged for, until the bucket's lifecycle
+        // rules remove them.
+        if let (false, Ok(runtime)) = (self.is_complete, tokio::runtime::Handle::try_current()) {
+            let target = self.target.clone();
+            runtime.spawn(async move {
+                let aborted = target.server.abort_multipart(&target.path, &target.id);
+                if let Err(e) = aborted.await {
+                    tracing::debug!("an unfinished upload could not be given up: {e}");
+                }
+            });
+        }
+    }
+}

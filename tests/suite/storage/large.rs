@@ -1,0 +1,123 @@
+//! Large objects are sent in parts, and are as patient as small ones: what is sent stays sent.
+
+use super::{Bench, manifest, slot};
+use agentgym_storage::{AttemptId, Inputs, Outputs, Store};
+use agentgym_tests::s3::{Manners, S3Server};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const PART_BYTES: usize = 16 << 20;
+
+/// Three parts and a remainder.
+fn large() -> Bytes {
+    let bytes = (0..3 * PART_BYTES + 12_345).map(|i| (i % 251) as u8);
+    bytes.collect::<Vec<_>>().into()
+}
+
+/// A store whose callers wait, and how often they were asked to. `then` is called each time.
+fn patient(
+    store: &Store,
+    then: impl Fn(usize) + Send + Sync + 'static,
+) -> (Store, Arc<AtomicUsize>) {
+    let waits = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&waits);
+    let patient = store.patient(move |_, _| {
+        then(count.fetch_add(1, Ordering::SeqCst) + 1);
+        true
+    });
+    (patient, waits)
+}
+
+/// Uploads are refused for longer than the client's own retries, once before an upload has begun and
+/// once in its middle. It begins once, and no part that arrived is sent again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_outlasts_a_server_that_refuses_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Arc::new(S3Server::start(dir.path()).await);
+    let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+    let again = Arc::clone(&server);
+    let (store, waits) = patient(&store, move |wait| {
+        if wait >= 2 {
+            again.set_refuses_parts(false);
+        }
+    });
+    let (slot, attempt) = (slot("run", 1, "update", 0), AttemptId::new(1));
+    let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
+    let mut writer = outputs.create("policy", "test").await.unwrap();
+    let content = large();
+
+    server.set_refuses_parts(true);
+    writer.write(content.slice(..PART_BYTES + 7)).await.unwrap();
+    assert!(waits.load(Ordering::SeqCst) >= 2, "it was refused twice");
+    // The first part is under way in the background.
+    while server.requests_by_folder().get("PUT files") != Some(&1) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    server.set_refuses_parts(true);
+    writer.write(content.slice(PART_BYTES + 7..)).await.unwrap();
+    writer.finish().await.unwrap();
+
+    let requests = server.requests_by_folder();
+    let served = |kind| requests.get(kind).copied().unwrap_or_default();
+    assert_eq!(served("PUT files"), 4, "{requests:?}");
+    assert_eq!(served("POST files"), 2, "begun and completed: {requests:?}");
+    assert_eq!(served("DELETE files"), 0, "{requests:?}");
+    // Seven tries each time that somebody waited.
+    assert!(served("REFUSED files") >= 14, "{requests:?}");
+    let made = manifest(&slot, &attempt, outputs.into_artifacts());
+    let inputs = Inputs::new(store, vec![("in".into(), made)], dir.path().join("cache"));
+    assert_eq!(inputs.bytes("in", "policy").await.unwrap(), content);
+}
+
+/// Nobody waits for good: the error of the store ends the upload, as that of a small write does.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_ends_with_the_patience_of_its_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = S3Server::start(dir.path()).await;
+    let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+    server.set_refuses_parts(true);
+    let mut outputs = Outputs::new(store, slot("run", 1, "update", 0), AttemptId::new(1));
+    let refused = outputs.bytes("policy", "test", large()).await.unwrap_err();
+    assert!(
+        matches!(refused, agentgym_storage::Error::Unavailable { .. }),
+        "{refused}"
+    );
+}
+
+/// The object is made of its parts, and the answer that says so is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_is_no_lost_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = S3Server::start_with(dir.path(), Manners::LosesFirstAnswers).await;
+    let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+    let attempt = AttemptId::new(1);
+    let mut outputs = Outputs::new(store, slot("run", 1, "update", 0), attempt);
+    let written = outputs.bytes("policy", "test", large()).await.unwrap();
+    let file = server.file_of(&written.key.path());
+    assert_eq!(std::fs::read(file).unwrap(), large());
+}
+
+/// A file where the attempt's folder would be stands for a folder that cannot be written for a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_outlasts_a_folder_that_fails() {
+    let bench = Bench::folder().await;
+    let in_the_way = bench.file_of("runs");
+    std::fs::write(&in_the_way, "").unwrap();
+    let file = in_the_way.clone();
+    let (store, waits) = patient(&bench.store, move |_| {
+        let _ = std::fs::remove_file(&file);
+    });
+    let attempt = AttemptId::new(1);
+    let mut outputs = Outputs::new(store, slot("run", 1, "update", 0), attempt);
+    let written = outputs.bytes("policy", "test", large()).await.unwrap();
+    assert_eq!(
+        std::fs::read(bench.file_of(&written.key.path())).unwrap(),
+        large()
+    );
+    assert_eq!(waits.load(Ordering::SeqCst), 1);
+    let folder = bench.file_of(&written.key.path());
+    let names = std::fs::read_dir(folder.parent().unwrap()).unwrap();
+    assert_eq!(names.count(), 1, "its draft is gone");
+}
