@@ -58,7 +58,9 @@ pub enum Error {
         source: Source,
     },
     /// The queue was opened and then failed.
-    #[error("queue {url}: cannot {action}: {source}. It is tried again; jobs are not lost with it")]
+    #[error(
+        "queue {url}: cannot {action}: {source}. No job is lost: workers ask again, and a command is typed again"
+    )]
     Backend {
         /// The URL without password.
         url: String,

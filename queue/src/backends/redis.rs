@@ -51,6 +51,9 @@ const ADVICE: &str = "Check that Redis runs there and lets this machine in (`red
 const ADVICE_TLS: &str = "Check that Redis speaks TLS there and lets this machine in; one without \
     TLS is `redis://…`";
 
+const ADVICE_AUTHORITY: &str = "If a private authority signed the server's certificate, name a file \
+    with that authority's certificate in SSL_CERT_FILE";
+
 const RENEW: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
     return redis.call('PEXPIRE', KEYS[1], ARGV[2]) else return 0 end";
 
@@ -102,6 +105,7 @@ impl Redis {
                 false => Error::Open {
                     url: without_secrets(url),
                     advice: match url.starts_with("rediss:") {
+                        true if source.to_string().contains("UnknownIssuer") => ADVICE_AUTHORITY,
                         true => ADVICE_TLS,
                         false => ADVICE,
                     },

@@ -359,6 +359,7 @@ pub(crate) fn worker_error(e: agentgym_worker::Error) -> Error {
     match e {
         agentgym_worker::Error::Jobs(e) => Error::Jobs(e),
         agentgym_worker::Error::Storage(e) => Error::Storage(e),
+        agentgym_worker::Error::Queue(e) => Error::Queue(e),
         lost if lost.cause() == Cause::Device => Error::Device(lost.to_string()),
         other => Error::Worker(other.to_string()),
     }

@@ -248,3 +248,31 @@ async fn a_redis_that_takes_no_writes_is_waited_for() {
     }
     hand.drain().await;
 }
+
+/// A run is submitted to workers elsewhere while Redis has no room: the plan is written, and the command
+/// says that the queue is what has to be mended.
+#[test]
+fn a_full_redis_ends_a_submission_with_the_code_of_the_queue() {
+    let server = RedisServer::start();
+    let full: [&[u8]; 4] = [b"CONFIG", b"SET", b"maxmemory", b"1"];
+    assert_eq!(server.command(&full).unwrap(), "+OK");
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = agentgym_tests::program::program("agentgym-submit");
+    command.args(["--quiet", "--queue", &server.url(), "--store"]);
+    command.arg(folder.path());
+    command.arg(agentgym_tests::program::workspace().join("configs/smoke.yaml"));
+    let ended = agentgym_tests::program::finish({
+        command.arg("jobs.workers=0");
+        command
+    });
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(5), "{said}");
+    assert!(
+        said.contains(&server.url()) && said.contains("memory"),
+        "{said}"
+    );
+    assert!(
+        !said.contains("tried again"),
+        "this command has ended: {said}"
+    );
+}
