@@ -12,7 +12,7 @@ mod tests;
 
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
-use crate::http_client::{causes, http_client};
+use crate::http_client::{Unread, body, causes, http_client, shown};
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
 use agentgym_text::without_secrets;
 pub use report::{Check, Report, Speed, Verdict};
@@ -35,6 +35,9 @@ pub struct DoctorOptions {
     /// Longest time for a call, in seconds.
     pub call_timeout_s: f64,
 }
+
+/// Largest reply that is read.
+const BODY_BYTES_MAX: usize = 32 << 20;
 
 impl Default for DoctorOptions {
     fn default() -> Self {
@@ -62,7 +65,7 @@ pub async fn examine(
     };
     let timeout = Duration::try_from_secs_f64(options.call_timeout_s)
         .map_err(|error| EnvError::Client(format!("the call timeout: {error}")))?;
-    let http = http_client()
+    let http = http_client(url)
         .timeout(timeout)
         .pool_max_idle_per_host(0)
         .build()
@@ -138,9 +141,14 @@ impl Doctor<'_> {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let reply = request.send().await.map_err(|error| error.to_string())?;
+        let mut reply = request.send().await.map_err(|error| causes(&error))?;
         let status = reply.status().as_u16();
-        let text = reply.text().await.map_err(|error| error.to_string())?;
+        let bytes = crate::http_client::body(&mut reply, BODY_BYTES_MAX);
+        let bytes = bytes.await.map_err(|unread| match unread {
+            Unread::Failed(error) => causes(&error),
+            Unread::TooLarge => format!("more than {BODY_BYTES_MAX} bytes"),
+        })?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         Ok((
             status,
             serde_json::from_str(&text).unwrap_or(Value::String(text)),
@@ -166,12 +174,13 @@ impl Doctor<'_> {
                 self.note(
                     "address",
                     Verdict::Bad,
-                    format!("no answer: {}", causes(&error)),
+                    format!("no answer from {}: {}", shown(self.url), causes(&error)),
                 );
                 return false;
             }
-            Ok(reply) => {
-                let banner = reply.text().await.unwrap_or_default();
+            Ok(mut reply) => {
+                let banner = body(&mut reply, BODY_BYTES_MAX).await.unwrap_or_default();
+                let banner = String::from_utf8_lossy(&banner);
                 let banner: String = banner.trim().chars().take(60).collect();
                 self.note("address", Verdict::Good, format!("answers {banner}"));
             }
@@ -190,12 +199,13 @@ impl Doctor<'_> {
     /// Number of open sessions, if the server reports it.
     async fn sessions(&self) -> Option<u64> {
         let root = self.url.strip_suffix(self.spec.path_prefix)?;
-        let reply = self.http.get(format!("{root}/health")).send().await.ok()?;
+        let mut reply = self.http.get(format!("{root}/health")).send().await.ok()?;
         if reply.status().as_u16() != 200 {
             return None;
         }
-        let body: Value = serde_json::from_str(&reply.text().await.ok()?).ok()?;
-        body["sessions"].as_u64()
+        let found: Value =
+            serde_json::from_slice(&body(&mut reply, BODY_BYTES_MAX).await.ok()?).ok()?;
+        found["sessions"].as_u64()
     }
 
     /// An item that most servers have.

@@ -85,11 +85,13 @@ pub struct Call {
     pub url: String,
     /// Endpoint, such as `/step`.
     pub endpoint: &'static str,
+    /// The proxy that the call goes through, in words, or nothing.
+    pub via: String,
 }
 
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}", self.url, self.endpoint)
+        write!(f, "{}{}{}", self.url, self.endpoint, self.via)
     }
 }
 

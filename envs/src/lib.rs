@@ -29,7 +29,7 @@ pub mod template;
 pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
 pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
-pub use http_client::{causes, excerpt, http_client};
+pub use http_client::{Proxy, Unread, body, causes, excerpt, http_client, redirected, shown};
 pub use parser::{CallError, Parsed, Parser};
 pub use scenes::{PlayedTask, Scenes, scenes};
 pub use server::{ServerHandle, ServerOptions};

@@ -58,7 +58,7 @@ fn alone(policy: &Policy, tokens: usize) -> anyhow::Result<f64> {
 
 /// Seconds of as many requests at once.
 async fn served(url: &str, tokens: usize, stream: bool) -> anyhow::Result<f64> {
-    let http = agentgym_envs::http_client().build()?;
+    let http = agentgym_envs::http_client(url).build()?;
     let begun = Instant::now();
     let asked = prompts().into_iter().enumerate().map(|(seed, prompt)| {
         let body = json!({

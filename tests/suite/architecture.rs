@@ -279,6 +279,53 @@ fn libraries_stay_inside_their_module() {
     assert!(!names("let redis = 1; // redis::Client", "redis"));
 }
 
+/// What begins an HTTP client, in code without comments.
+fn begins_client(source: &str) -> bool {
+    let code = source
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or(""));
+    let code: String = code.flat_map(str::split_whitespace).collect();
+    let begins = [
+        "Client::builder(",
+        "Client::new(",
+        "Client::default(",
+        "ClientBuilder::new(",
+        "ClientBuilder::default(",
+        "reqwest::get(",
+        "reqwest::blocking",
+    ];
+    // A client of another name, as `EnvClient`, is none of these.
+    let is_own = |at: usize| !code[..at].ends_with(char::is_alphanumeric);
+    let mut found = begins.iter().flat_map(|word| code.match_indices(word));
+    code.contains("reqwest") && found.any(|(at, _)| is_own(at))
+}
+
+/// One network policy: proxies, certificates, redirects and limits are decided where the one builder is.
+#[test]
+fn http_clients_begin_in_one_place() {
+    let all = IMPORTS.iter().flat_map(|(package, _)| {
+        let folder = package.strip_prefix("agentgym-").unwrap();
+        sources(&Path::new(ROOT).join(folder))
+    });
+    let root = Path::new(ROOT);
+    let found: Vec<PathBuf> = all
+        .filter(|path| begins_client(&std::fs::read_to_string(path).unwrap()))
+        .map(|path| path.strip_prefix(root).unwrap().to_owned())
+        // This test names what it looks for.
+        .filter(|path| !path.ends_with("architecture.rs"))
+        .collect();
+    assert_eq!(found, [Path::new("envs/src/http_client.rs")]);
+    assert!(begins_client(
+        "use reqwest::Client;\nlet c = Client::new();"
+    ));
+    assert!(begins_client("reqwest::Client\n    ::builder()"));
+    assert!(!begins_client("use reqwest::Client;\n// Client::new()"));
+    assert!(!begins_client("use reqwest::Url;\nEnvClient::new()"));
+    // The hub's own client is given the one here.
+    let hub = std::fs::read_to_string(root.join("worker/src/hub.rs")).unwrap();
+    assert!(hub.contains("HFClient::builder().client(http)"));
+}
+
 /// `scripts/faults.sh` breaks the program with these; one that no longer fits tests nothing.
 #[test]
 fn every_fault_can_still_be_made() {

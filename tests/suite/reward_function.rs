@@ -135,6 +135,52 @@ fn a_functions_rewards_are_learnt_from_and_asked_for_once() {
     assert_eq!(before, digest());
 }
 
+/// A proxy that is dead: an address of this machine is reached without it, and a message about any
+/// other one names it.
+#[test]
+fn this_machine_is_reached_without_the_proxy_and_others_name_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = agentgym_tests::program::workspace().join("configs/smoke.yaml");
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = free.local_addr().unwrap().to_string();
+    drop(free);
+    let judge = Judge::start(true);
+    let run = |id: &str, words: &[&str]| {
+        let mut command = program("agentgym-submit");
+        command.args(["--quiet", "--store"]).arg(folder.path());
+        command.arg(&config).arg(format!("run.id={id}")).args([
+            "reward.function=turns-1",
+            "reward.retries=0",
+            "trainer.total_training_steps=1",
+            "evaluation.sets=[]",
+            "jobs.backoff_s=0.05",
+        ]);
+        command.args(words);
+        for other in ["http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY"] {
+            command.env_remove(other);
+        }
+        command.env("HTTP_PROXY", format!("http://user:topsecret@{proxy}"));
+        let ended = finish(command);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!said.contains("topsecret"), "{said}");
+        (ended.status.code(), said)
+    };
+    let (code, said) = run("own", &[&format!("reward.url=http://{}/", judge.address)]);
+    assert_eq!(code, Some(0), "{said}");
+    let elsewhere = "http://judge.example:80/judge";
+    let (code, said) = run("other", &[&format!("reward.url={elsewhere}")]);
+    assert_eq!(code, Some(5), "{said}");
+    let environment = "actor_rollout_ref.agentgym.env_addr=http://games.example:80";
+    let judged = format!("reward.url=http://{}/", judge.address);
+    let (code, asked) = run("games", &[environment, &judged]);
+    assert_eq!(code, Some(5), "{asked}");
+    for said in [&said, &asked] {
+        for word in [proxy.as_str(), "HTTP_PROXY", "NO_PROXY", ".example:80"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+    }
+}
+
 #[test]
 fn a_run_that_is_killed_while_it_is_judged_ends_equal_and_says_why() {
     let config = agentgym_tests::program::workspace().join("configs/smoke.yaml");

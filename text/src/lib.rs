@@ -9,6 +9,10 @@ use std::io::Write;
 
 use url::Url;
 
+/// What to do about a server whose certificate's authority is unknown here.
+pub const PRIVATE_AUTHORITY: &str = "if a private authority signed the server's certificate, name a file \
+    with that authority's certificate in SSL_CERT_FILE";
+
 /// The text with every character that a terminal would interpret written as a symbol: `␛`
 /// for an escape, `\u202e` for one that has no symbol. Tab and line feed stay.
 ///

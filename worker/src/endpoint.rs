@@ -121,7 +121,9 @@ mod tests {
 
     #[tokio::test]
     async fn health_says_when_it_drains() {
-        let client = agentgym_envs::http_client().build().unwrap();
+        let client = agentgym_envs::http_client("http://127.0.0.1")
+            .build()
+            .unwrap();
         let (bound, drain) = serve("127.0.0.1:0", false).await.unwrap();
         let ask = async |page: &str| {
             let asked = client.get(format!("http://{bound}/{page}"));

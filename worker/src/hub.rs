@@ -2,7 +2,7 @@
 //! `hub`. What is fetched is kept in the cache of the hub's tools, where [`crate::model_folder`] looks.
 
 use crate::model_folder::hub_id;
-use agentgym_envs::{causes, http_client};
+use agentgym_envs::{causes, http_client, shown};
 use agentgym_storage::BytesRead;
 use hf_hub::progress::{DownloadEvent, FileProgress, ProgressEvent, ProgressHandler, UploadEvent};
 use hf_hub::repository::{RepoTypeModel, RepoUrl};
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 /// The variable of the hub's tools for another hub.
 const ENDPOINT: &str = "HF_ENDPOINT";
+const DEFAULT: &str = "https://huggingface.co";
 /// What a run reads of a model; repositories hold the same weights in other formats too.
 const READ: [&str; 4] = ["*.json", "*.safetensors", "*.jinja", "*.txt"];
 /// Where the hub keeps large files, beside the host that is asked.
@@ -75,9 +76,10 @@ impl Hub {
         let refused = |e: &dyn std::fmt::Display| {
             HubError::Refused(format!("the hub's address ({ENDPOINT}) is unusable: {e}"))
         };
-        let http = http_client()
+        let address = std::env::var(ENDPOINT).unwrap_or_else(|_| DEFAULT.to_owned());
+        // Large files are kept elsewhere.
+        let http = http_client(&address)
             .redirect(Policy::custom(followed))
-            .connect_timeout(PATIENCE)
             .read_timeout(PATIENCE)
             .build()
             .map_err(|e| refused(&e))?;
@@ -192,7 +194,7 @@ impl Hub {
                 source: std::io::Error::new(source.kind(), source.to_string()),
             },
             (None, _) => HubError::Unreachable {
-                endpoint: self.endpoint.clone(),
+                endpoint: shown(&self.endpoint),
                 found: causes(&error),
             },
         }

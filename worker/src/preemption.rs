@@ -10,7 +10,7 @@
 //! Instance Metadata Service for the machine's own name).
 
 use crate::{Error, Result};
-use agentgym_envs::http_client;
+use agentgym_envs::{Unread, body, http_client};
 use reqwest::{Client, StatusCode};
 use serde_json::Value;
 use std::str::FromStr;
@@ -64,7 +64,7 @@ impl Cloud {
 /// logged once and polling continues: the machine may not be a spot machine.
 pub async fn drain_on_notice(cloud: Cloud, drain: CancellationToken) {
     let url = std::env::var("AGENTGYM_METADATA_URL").unwrap_or_else(|_| cloud.url().to_owned());
-    let client = match http_client().timeout(ANSWER_MAX).no_proxy().build() {
+    let client = match http_client(&url).timeout(ANSWER_MAX).no_proxy().build() {
         Ok(client) => client,
         Err(e) => return tracing::warn!("no notice of preemption will be seen: {e}"),
     };
@@ -172,13 +172,12 @@ fn names(resources: &Value, own: &str) -> bool {
 async fn ask(request: reqwest::RequestBuilder, url: &str) -> Result<(StatusCode, String)> {
     let failed = |e: reqwest::Error| unreadable(url, &e.without_url().to_string());
     let mut response = request.send().await.map_err(failed)?;
-    let (status, mut body) = (response.status(), Vec::new());
-    while let Some(chunk) = response.chunk().await.map_err(failed)? {
-        body.extend_from_slice(&chunk);
-        if body.len() > ANSWER_BYTES_MAX {
-            return Err(unreadable(url, "answers without an end"));
-        }
-    }
+    let status = response.status();
+    let body = body(&mut response, ANSWER_BYTES_MAX);
+    let body = body.await.map_err(|unread| match unread {
+        Unread::Failed(e) => failed(e),
+        Unread::TooLarge => unreadable(url, "answers without an end"),
+    })?;
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
@@ -265,7 +264,7 @@ mod tests {
     async fn each_cloud_gives_notice_in_its_own_way() {
         let preempted = Arc::new(AtomicBool::new(false));
         let url = metadata(Arc::clone(&preempted)).await;
-        let client = http_client().no_proxy().build().unwrap();
+        let client = http_client("http://127.0.0.1").build().unwrap();
         for cloud in ["aws", "gcp", "azure"].map(|name| name.parse::<Cloud>().unwrap()) {
             preempted.store(false, SeqCst);
             assert!(!is_given(cloud, &client, &url).await.unwrap(), "{cloud:?}");
@@ -276,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_metadata_server_is_named() {
-        let client = http_client().no_proxy().build().unwrap();
+        let client = http_client("http://127.0.0.1").build().unwrap();
         let closed = "http://127.0.0.1:1";
         let error = is_given(Cloud::Gcp, &client, closed).await.unwrap_err();
         assert!(error.to_string().contains(closed), "{error}");

@@ -21,7 +21,9 @@ use serde_json::Value;
 use super::counters::Counters;
 use super::options::ClientOptions;
 use crate::error::{Call, EnvError, Verdict};
-use crate::http_client::{EXCERPT_BYTES, causes, excerpt, http_client};
+use crate::http_client::{
+    EXCERPT_BYTES, Proxy, Unread, body, causes, excerpt, http_client, redirected,
+};
 use agentgym_text::without_secrets;
 
 /// Less than the 5 s after which the original servers close an idle connection.
@@ -86,7 +88,8 @@ pub(super) struct Server {
     url: String,
     /// The URL as messages show it, without secrets.
     shown: String,
-    is_local: bool,
+    /// The proxy that calls go through, for messages.
+    via: Option<String>,
     options: ClientOptions,
     http: RwLock<reqwest::Client>,
     counters: Arc<Counters>,
@@ -114,17 +117,14 @@ impl Server {
         if parsed.query().is_some() || parsed.fragment().is_some() {
             return Err(bad("a base URL has no ? or #".to_owned()));
         }
-        let is_local = match parsed.host() {
-            Some(url::Host::Domain(name)) => name == "localhost",
-            Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-            Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-            None => return Err(bad("no host".to_owned())),
-        };
+        if parsed.host().is_none() {
+            return Err(bad("no host".to_owned()));
+        }
         Ok(Self {
             url: url.trim_end_matches('/').to_owned(),
             shown: without_secrets(url).trim_end_matches('/').to_owned(),
-            is_local,
-            http: RwLock::new(connections(&options, is_local)?),
+            via: Proxy::to(url).map(|proxy| format!(" ({proxy})")),
+            http: RwLock::new(connections(url, &options)?),
             options,
             counters,
             gone: AtomicU64::new(0),
@@ -144,6 +144,7 @@ impl Server {
         Call {
             url: self.shown.clone(),
             endpoint,
+            via: self.via.clone().unwrap_or_default(),
         }
     }
 
@@ -220,6 +221,7 @@ impl Server {
         let mut response = request.send().await.map_err(failed)?;
         let status = response.status().as_u16();
         if status != 200 {
+            let redirected = redirected(&response);
             let mut start = Vec::new();
             while let Ok(Some(piece)) = response.chunk().await {
                 start.extend_from_slice(&piece);
@@ -233,27 +235,19 @@ impl Server {
             return Err(EnvError::Refused {
                 call: self.name(endpoint),
                 status,
-                body: excerpt(&start),
+                body: redirected.map_or_else(|| excerpt(&start), |to| format!("to {to}")),
             });
         }
         let limit_bytes = self.options.body_max_bytes;
-        let too_large = || EnvError::TooLarge {
-            call: self.name(endpoint),
-            limit_bytes,
-        };
-        if response
-            .content_length()
-            .is_some_and(|length| length > limit_bytes as u64)
-        {
-            return Err(too_large());
-        }
-        let mut bytes = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(failed)? {
-            if bytes.len() + piece.len() > limit_bytes {
-                return Err(too_large());
-            }
-            bytes.extend_from_slice(&piece);
-        }
+        let bytes = body(&mut response, limit_bytes)
+            .await
+            .map_err(|unread| match unread {
+                Unread::Failed(error) => failed(error),
+                Unread::TooLarge => EnvError::TooLarge {
+                    call: self.name(endpoint),
+                    limit_bytes,
+                },
+            })?;
         serde_json::from_slice(&bytes).map_err(|error| EnvError::Protocol {
             call: self.name(endpoint),
             found: format!("not JSON ({error}): {}", excerpt(&bytes)),
@@ -285,28 +279,23 @@ impl Server {
     }
 
     fn replace_connections(&self) -> Result<(), EnvError> {
-        let fresh = connections(&self.options, self.is_local)?;
+        let fresh = connections(&self.url, &self.options)?;
         *self.http.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
 }
 
-fn connections(options: &ClientOptions, is_local: bool) -> Result<reqwest::Client, EnvError> {
+fn connections(url: &str, options: &ClientOptions) -> Result<reqwest::Client, EnvError> {
     let seconds = |value: f64, name: &str| {
         Duration::try_from_secs_f64(value)
             .ok()
             .filter(|limit| !limit.is_zero())
             .ok_or_else(|| EnvError::Client(format!("{name} is {value}; it must be above 0")))
     };
-    let mut builder = http_client()
+    http_client(url)
         .timeout(seconds(options.call_timeout_s, "the call timeout")?)
         .connect_timeout(seconds(options.connect_timeout_s, "the connect timeout")?)
         .pool_idle_timeout(IDLE_MAX)
-        .redirect(reqwest::redirect::Policy::none());
-    if is_local {
-        builder = builder.no_proxy();
-    }
-    builder
         .build()
         .map_err(|error| EnvError::Client(causes(&error)))
 }

@@ -30,7 +30,7 @@ async fn worlds(options: ServerOptions) -> ServerHandle {
 }
 
 async fn post(url: &str, path: &str, body: Value) -> Value {
-    let reply = crate::http_client()
+    let reply = crate::http_client(url)
         .build()
         .expect("a client")
         .post(format!("{url}{path}"))
@@ -49,7 +49,7 @@ fn fixtures() -> PathBuf {
 }
 
 fn client() -> reqwest::Client {
-    let client = crate::http_client().redirect(reqwest::redirect::Policy::none());
+    let client = crate::http_client("http://127.0.0.1");
     client.build().expect("a client")
 }
 

@@ -2,6 +2,7 @@
 //! clear message instead of many failed attempts.
 
 use crate::{Error, Result};
+use agentgym_envs::{Proxy, shown};
 use agentgym_jobs::plan::Plan;
 use agentgym_text::without_secrets;
 use std::time::Duration;
@@ -47,11 +48,16 @@ async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
     let port = url
         .port_or_known_default()
         .ok_or_else(|| unusable("names no port"))?;
+    // Who cannot reach the server may reach it through a proxy, as its client does.
+    let (host, port) = match Proxy::to(address) {
+        Some(proxy) => (proxy.host, proxy.port),
+        None => (host.to_owned(), port),
+    };
     reach(host.trim_matches(['[', ']']), port)
         .await
         .map_err(|found| Error::Unreachable {
             what: format!("environment `{name}`"),
-            url: without_secrets(address),
+            url: shown(address),
             found,
             remedy: format!(
                 "Start its server, or give another address with actor_rollout_ref.agentgym.env_addr (or \

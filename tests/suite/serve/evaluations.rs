@@ -111,7 +111,7 @@ async fn a_policy_behind_a_chat_api_solves_what_it_solves_here_and_no_answer_is_
     let server = Server::of(BASE, &[]).await;
     let door = Arc::new(Door {
         server: server.url.clone(),
-        http: agentgym_envs::http_client().build().unwrap(),
+        http: agentgym_envs::http_client(&server.url).build().unwrap(),
         allowed: Semaphore::new(FIRST),
         answered: Mutex::default(),
     });

@@ -52,7 +52,9 @@ impl Server {
             child: Some(child),
             url: text("url"),
             model: text("model"),
-            http: agentgym_envs::http_client().build().unwrap(),
+            http: agentgym_envs::http_client("http://127.0.0.1")
+                .build()
+                .unwrap(),
         }
     }
 

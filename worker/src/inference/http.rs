@@ -3,10 +3,8 @@
 //! not change is an error at once. A key goes to the address that was given and nowhere else.
 
 use crate::{Error, Result};
-use agentgym_envs::{causes, excerpt, http_client};
-use agentgym_text::without_secrets;
+use agentgym_envs::{Unread, body, causes, excerpt, http_client, redirected, shown};
 use reqwest::Method;
-use reqwest::redirect::Policy as Redirects;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -34,7 +32,7 @@ pub(crate) enum Failure {
 pub(crate) struct Http {
     http: reqwest::Client,
     url: String,
-    /// Without secrets, for messages.
+    /// Without secrets and with its proxy, for messages.
     shown: String,
     key: Option<String>,
     timeout_s: f64,
@@ -52,17 +50,14 @@ impl Http {
         answer_bytes_max: usize,
     ) -> Result<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::from_secs(300));
-        let http = http_client()
+        let http = http_client(url)
             .timeout(timeout)
-            .connect_timeout(timeout.min(Duration::from_secs(10)))
-            // A key must not be sent to whoever a server names.
-            .redirect(Redirects::none())
             .build()
             .map_err(|e| Error::Server(format!("no HTTP client: {}", causes(&e))))?;
         Ok(Self {
             http,
             url: url.trim_end_matches('/').to_owned(),
-            shown: without_secrets(url).trim_end_matches('/').to_owned(),
+            shown: shown(url),
             key: key.filter(|key| !key.is_empty()),
             timeout_s,
             answer_bytes_max,
@@ -82,7 +77,7 @@ impl Http {
         &self,
         method: Method,
         route: &str,
-        body: Option<&Value>,
+        content: Option<&Value>,
     ) -> Result<Value, Failure> {
         let passing = |text: String| Failure::Passing(text, None);
         let failed = |e: reqwest::Error| match e.is_timeout() {
@@ -93,8 +88,8 @@ impl Http {
             false => passing(format!("no connection ({})", causes(&e))),
         };
         let mut request = self.http.request(method, format!("{}{route}", self.url));
-        if let Some(body) = body {
-            request = request.json(body);
+        if let Some(content) = content {
+            request = request.json(content);
         }
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
@@ -105,15 +100,14 @@ impl Http {
             .and_then(|value| value.to_str().ok()?.trim().parse::<f64>().ok())
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .map(|pause| pause.min(PAUSE_MAX));
-        let mut bytes = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(failed)? {
-            if bytes.len() + piece.len() > self.answer_bytes_max {
-                let most = self.answer_bytes_max;
-                let text = format!("{route} answers with more than {most} bytes");
-                return Err(Failure::Lasting(text));
+        let most = self.answer_bytes_max;
+        let bytes = body(&mut response, most).await;
+        let mut bytes = bytes.map_err(|unread| match unread {
+            Unread::Failed(e) => failed(e),
+            Unread::TooLarge => {
+                Failure::Lasting(format!("{route} answers with more than {most} bytes"))
             }
-            bytes.extend_from_slice(&piece);
-        }
+        })?;
         if let Some(key) = self.key.as_deref().filter(|key| key.len() >= KEY_BYTES_MIN)
             && let Ok(text) = std::str::from_utf8(&bytes)
             && text.contains(key)
@@ -131,7 +125,13 @@ impl Http {
                 "{}; set {KEY_VARIABLE} to its key",
                 found()
             ))),
-            _ => Err(Failure::Lasting(found())),
+            _ => Err(Failure::Lasting(match redirected(&response) {
+                None => found(),
+                Some(to) => format!(
+                    "{route} answers {status} to {to}: redirects are not followed; where that address is \
+                     meant, set actor_rollout_ref.rollout.server.url to it"
+                ),
+            })),
         }
     }
 }

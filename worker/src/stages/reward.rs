@@ -13,16 +13,13 @@ use super::artifacts::read;
 use super::play;
 use crate::metrics::{self, mean};
 use crate::{Beat, Error, Report, Result, StageContext};
-use agentgym_envs::{causes, excerpt, http_client};
+use agentgym_envs::{Unread, body, causes, excerpt, http_client, redirected, shown};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Reward;
 use agentgym_jobs::episode::{Episode, Episodes, JUDGEMENT, Judgement, Outcome};
 use agentgym_jobs::trajectory::Trajectory;
 use agentgym_storage::Outputs;
-use agentgym_text::without_secrets;
 use futures::stream::{self, StreamExt};
-use reqwest::header::LOCATION;
-use reqwest::redirect::Policy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -176,9 +173,8 @@ impl<'a> Function<'a> {
         let (Some(name), Some(url)) = (&config.function, &config.url) else {
             return Err(Error::stage("reward.function has no reward.url"));
         };
-        let http = http_client()
+        let http = http_client(url)
             .timeout(Duration::from_secs_f64(config.timeout_s))
-            .redirect(Policy::none())
             .build()
             .map_err(|e| Error::Environment(format!("no HTTP client: {e}")))?;
         Ok(Self {
@@ -263,7 +259,7 @@ impl<'a> Function<'a> {
                 Ok(rewards) => return Ok(rewards),
                 Err(found) => found,
             };
-            let what = format!("{} at {}: {found}", self.name, without_secrets(self.url));
+            let what = format!("{} at {}: {found}", self.name, shown(self.url));
             if left == 0 {
                 return Err(Error::Environment(format!(
                     "no rewards from {what} ({} requests; reward.url and reward.retries may be changed by \
@@ -289,22 +285,16 @@ impl<'a> Function<'a> {
         };
         let sent = self.http.post(self.url).json(request).send();
         let mut response = sent.await.map_err(failed)?;
-        let mut bytes = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(failed)? {
-            if bytes.len() + piece.len() > ANSWER_BYTES_MAX {
-                return Err(format!("an answer of more than {ANSWER_BYTES_MAX} bytes"));
-            }
-            bytes.extend_from_slice(&piece);
-        }
+        let bytes = body(&mut response, ANSWER_BYTES_MAX);
+        let bytes = bytes.await.map_err(|unread| match unread {
+            Unread::Failed(e) => failed(e),
+            Unread::TooLarge => format!("an answer of more than {ANSWER_BYTES_MAX} bytes"),
+        })?;
         let text = || excerpt(&bytes);
-        if let (true, Some(to)) = (
-            response.status().is_redirection(),
-            response.headers().get(LOCATION),
-        ) {
+        if let Some(to) = redirected(&response) {
             return Err(format!(
-                "status {} to {}: redirects are not followed; where that address is meant, set reward.url to it",
-                response.status().as_u16(),
-                without_secrets(&excerpt(to.as_bytes()))
+                "status {} to {to}: redirects are not followed; where that address is meant, set reward.url to it",
+                response.status().as_u16()
             ));
         }
         if !response.status().is_success() {

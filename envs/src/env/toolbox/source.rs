@@ -157,7 +157,7 @@ mod tests {
         let address = "builtin:toolbox?seed=5&terms=4";
         let server = crate::builtin::start(address, Default::default());
         let server = server.await.expect("a port");
-        let http = crate::http_client().build().expect("a client");
+        let http = crate::http_client(&server.url).build().expect("a client");
         let asked = |path: &str, body: &str| {
             let url = format!("{}/{path}", server.url);
             let body = body.to_owned();
