@@ -67,6 +67,21 @@ fn serving(command: Command, log: &Path, word: &str) -> Running {
     }
 }
 
+/// The id that README gives as an example is the one that its first command prints.
+#[test]
+fn the_run_of_the_readme_is_the_one_that_is_printed() {
+    let mut command = program("agentgym-submit");
+    command.args(["--json", "plan", CONFIG]);
+    let plan: serde_json::Value = serde_json::from_slice(&ended(command).stdout).unwrap();
+    let readme = std::fs::read_to_string(workspace().join("README.md")).unwrap();
+    let run = plan["run"].as_str().unwrap();
+    assert_eq!(
+        readme.matches("quickstart-").count(),
+        readme.matches(run).count(),
+        "{run}"
+    );
+}
+
 #[test]
 fn every_command_of_the_readme_works_on_its_run() {
     let clone = TempDir::new().unwrap();
