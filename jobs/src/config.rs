@@ -7,6 +7,7 @@ mod algorithm;
 mod check;
 mod dpo;
 mod engine;
+mod idle;
 pub mod keys;
 pub(crate) mod names;
 mod read;

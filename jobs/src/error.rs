@@ -43,6 +43,9 @@ pub enum Error {
         /// What was found and what to do.
         message: String,
     },
+    /// Several of the above.
+    #[error("{} keys cannot be used:{}", .0.len(), listed(.0))]
+    Several(Vec<Error>),
     /// Bytes that are not a valid payload of this program.
     #[error("{what}: {message}")]
     Payload {
@@ -52,15 +55,14 @@ pub enum Error {
         message: String,
     },
     /// The run exists with different identity keys.
-    #[error(
-        "run `{run}` exists with another identity; these keys differ: {keys}. \
-         Set `run.id` to a new name, or change the keys back to resume the run"
-    )]
+    #[error("run `{run}` exists with another identity; these keys differ: {keys}")]
     Identity {
         /// The run.
         run: String,
         /// The keys with both values.
         keys: String,
+        /// The new values, as overrides.
+        changed: Vec<String>,
     },
     /// A run without a plan.
     #[error("unknown run `{run}`: the store at {url} holds {known}")]
@@ -77,7 +79,31 @@ pub enum Error {
     Storage(#[from] agentgym_storage::Error),
 }
 
+/// A line for each of these errors, of very many the first ones.
+fn listed(errors: &[Error]) -> String {
+    const LINES_MAX: usize = 50;
+    let line = |e: &Error| match e {
+        Error::UnknownKey { key, hint } => format!("\n  unknown key `{key}`{hint}"),
+        other => format!("\n  {other}"),
+    };
+    let lines: String = errors.iter().take(LINES_MAX).map(line).collect();
+    let more = match errors.len().saturating_sub(LINES_MAX) {
+        0 => String::new(),
+        n => format!("\n  and {n} more"),
+    };
+    format!("{lines}{more}\n`agentgym-submit keys` lists every key and its range")
+}
+
 impl Error {
+    /// These errors as one.
+    pub(crate) fn all(mut errors: Vec<Self>) -> Result<()> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Several(errors)),
+        }
+    }
+
     /// A value error; `message` says what was found and what to do. Key and message are shortened,
     /// because both may quote the config.
     pub fn value(key: impl Into<String>, message: impl Into<String>) -> Self {

@@ -173,13 +173,14 @@ impl Plan {
         refuse_secrets(&newer.tree, Some(&self.tree))?;
         let differences = self.identity_differences(&newer.tree);
         if !differences.is_empty() {
-            let keys = differences
-                .into_iter()
-                .map(|(k, a, b)| format!("{k} (was {}, now {})", shown(&a), shown(&b)))
+            let keys = (differences.iter())
+                .map(|(k, a, b)| format!("{k} (was {}, now {})", shown(a), shown(b)))
                 .collect::<Vec<_>>();
+            let changed = differences.iter().map(|(k, _, b)| format!("{k}={b}"));
             return Err(Error::Identity {
                 run: self.run.to_string(),
                 keys: keys.join("; "),
+                changed: changed.collect(),
             });
         }
         let revision = self.revision.checked_add(1).ok_or_else(|| Error::Payload {
@@ -211,6 +212,11 @@ impl Plan {
                 .collect::<Vec<_>>()
         };
         stored(self) == stored(other)
+    }
+
+    /// Identity keys in which another plan differs, with both values.
+    pub fn differences(&self, other: &Self) -> Vec<(&'static str, Value, Value)> {
+        self.identity_differences(&other.tree)
     }
 
     fn identity_differences(&self, other: &Value) -> Vec<(&'static str, Value, Value)> {

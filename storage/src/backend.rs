@@ -97,17 +97,23 @@ fn folder(path: &Path) -> Result<Backend> {
         ));
     }
     let failed = |e: std::io::Error| {
+        let said = e.to_string();
         let generic = object_store::Error::Generic {
             store: "folder",
             source: Box::new(e),
         };
         match Error::backend(&shown, "create a folder", &shown, &generic) {
             // Not temporary: a file is in the way, or a name is too long.
-            Error::Unavailable { url, why, .. } => {
+            Error::Unavailable { url, .. } => {
                 let blocked = path.ancestors().find(|at| at.is_file());
-                let why = blocked.map_or(why, |file| {
-                    format!("a file is in the way, {}; give a folder", file.display())
-                });
+                let why = match blocked {
+                    Some(file) => {
+                        format!("a file is in the way, {}; give a folder", file.display())
+                    }
+                    None => format!(
+                        "the folder cannot be made ({said}); give one that this user can write"
+                    ),
+                };
                 Error::BadUrl { url, why }
             }
             sorted => sorted,

@@ -31,24 +31,28 @@ pub fn nearest(path: &str) -> Option<&'static str> {
     if path.len() > BYTES_MAX {
         return None;
     }
-    KEYS.iter()
-        .filter(|key| key.kind != Kind::Unused)
-        .map(|key| {
-            let whole = strsim::jaro_winkler(path, key.path);
-            let last = |p: &'_ str| p.rsplit('.').next().unwrap_or_default().to_owned();
-            (
-                whole.max(0.97 * strsim::jaro_winkler(&last(path), &last(key.path))),
-                key.path,
-            )
-        })
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .filter(|(likeness, _)| *likeness > 0.8)
-        .map(|(_, path)| path)
+    let last = |p: &'_ str| p.rsplit('.').next().unwrap_or_default().to_owned();
+    let likeness = |key: &str| match key.strip_suffix(path) {
+        Some(head) if head.ends_with('.') => 1.0,
+        _ => strsim::jaro_winkler(path, key)
+            .max(0.97 * strsim::jaro_winkler(&last(path), &last(key))),
+    };
+    let known = KEYS.iter().filter(|key| key.kind != Kind::Unused);
+    // Of equally similar ones the first: the actor's come before the critic's and those of other
+    // pipelines.
+    let mut best = (0.8, None);
+    for (likeness, path) in known.map(|key| (likeness(key.path), key.path)) {
+        if likeness > best.0 {
+            best = (likeness, Some(path));
+        }
+    }
+    best.1
 }
 
 /// Checks every number of a resolved tree; of a stored plan only those that would hang or
 /// exhaust its reader.
 pub(crate) fn check_numbers(tree: &Value, stored: bool) -> Result<()> {
+    let mut wrong = Vec::new();
     for key in KEYS {
         let limit = key.limit.filter(|limit| limit.stored || !stored);
         let (Some(limit), Some(value)) = (limit, get(tree, key.path)) else {
@@ -71,13 +75,13 @@ pub(crate) fn check_numbers(tree: &Value, stored: bool) -> Result<()> {
             } else {
                 number.to_string()
             };
-            return Err(Error::value(
+            wrong.push(Error::value(
                 path,
                 format!("must be {limit}, found {found} ({})", limit.why),
             ));
         }
     }
-    Ok(())
+    Error::all(wrong)
 }
 
 #[cfg(test)]

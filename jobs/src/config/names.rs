@@ -13,6 +13,9 @@ const BYTES_MAX: usize = 100;
 const NAMED_MAX: usize = 1000;
 
 pub(super) fn check(config: &Config) -> Result<()> {
+    if let Some(name) = &config.run.name {
+        plain("run.name", name)?;
+    }
     let mut seen = BTreeSet::new();
     let sets = &config.evaluation.sets;
     count("evaluation.sets", sets.len())?;
@@ -96,7 +99,7 @@ fn plain(key: &str, name: &str) -> Result<()> {
     Err(Error::value(
         key,
         format!(
-            "a name {why}; it becomes a tag and a part of file names: give 1 to {BYTES_MAX} bytes of printable text \
+            "a name {why}; names stand in tables, tags and file names: give 1 to {BYTES_MAX} bytes of printable text \
              without / and \\, not . or .., without blanks at its ends"
         ),
     ))

@@ -3,7 +3,7 @@
 use super::tree::{
     DEPTH_MAX, deeper_than, get, interpolate, old_boolean, remove, set, shown, yaml,
 };
-use super::{Config, Pipeline, keys, upstream};
+use super::{Config, Pipeline, idle, keys, upstream};
 use crate::error::beginning;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -111,16 +111,26 @@ impl ResolvedConfig {
             (pairs, unused) = (found.given, found.unused);
         }
         let mut by_hand = Value::Object(Map::new());
+        let mut wrong = Vec::new();
         for (key, value) in pairs {
-            check_known(&key, &value)?;
-            set(&mut given, &key, value.clone())?;
-            set(&mut by_hand, &key, value)?;
+            match check_known(&key, &value) {
+                Err(e) => wrong.push(e),
+                Ok(()) => {
+                    set(&mut given, &key, value.clone())?;
+                    set(&mut by_hand, &key, value)?;
+                }
+            }
         }
         upstream::one_source_of_tasks(&mut given, &by_hand)?;
-        let read = Self::resolve(given.clone(), stored)?;
+        if !stored && !deeper_than(&given, DEPTH_MAX) {
+            read_home(&mut given);
+        }
+        let read = Self::resolve(given.clone(), stored, wrong)?;
         unused.extend(read.unused);
+        let mut notes = upstream::notes(&given, &read.config, &unused);
+        notes.extend(idle::note(&given, &read.tree, &read.config));
         Ok(Self {
-            notes: upstream::notes(&given, &read.config, &unused),
+            notes,
             unused,
             ..read
         })
@@ -131,10 +141,11 @@ impl ResolvedConfig {
     /// # Errors
     /// A tree that is not a config, or numbers too large to process.
     pub fn from_tree(tree: Value) -> Result<Self> {
-        Self::resolve(tree, true)
+        Self::resolve(tree, true, Vec::new())
     }
 
-    fn resolve(mut tree: Value, stored: bool) -> Result<Self> {
+    /// `wrong`: what is known to be wrong with keys already; all of it is one error.
+    fn resolve(mut tree: Value, stored: bool, mut wrong: Vec<Error>) -> Result<Self> {
         let mut sections = tree.as_object().into_iter().flatten();
         if let Some((name, _)) = sections.find(|(_, section)| deeper_than(section, DEPTH_MAX)) {
             return Err(Error::value(
@@ -143,7 +154,8 @@ impl ResolvedConfig {
             ));
         }
         let mut unused = Vec::new();
-        check_tree("", &tree, &tree, &mut unused)?;
+        check_tree("", &tree, &tree, (&mut unused, &mut wrong));
+        Error::all(wrong)?;
         for key in keys::KEYS.iter().filter(|k| k.kind != keys::Kind::Unused) {
             if get(&tree, key.path).is_none() {
                 let default = match stored {
@@ -247,10 +259,9 @@ fn before(tree: &Value, key: &keys::KeySpec) -> Option<Value> {
 }
 
 fn unknown(path: &str) -> Error {
-    let hint = keys::nearest(path).map_or_else(
-        || ".".to_owned(),
-        |near| format!(": did you mean `{near}`?"),
-    );
+    let near = || Some(format!(": did you mean `{}`?", keys::nearest(path)?));
+    let hint = upstream::elsewhere(path).map(|instead| format!(": {instead}."));
+    let hint = hint.or_else(near).unwrap_or_else(|| ".".to_owned());
     Error::UnknownKey {
         key: beginning(path.to_owned(), 200),
         hint,
@@ -275,16 +286,26 @@ fn check_known(path: &str, value: &Value) -> Result<()> {
     }
 }
 
-fn check_tree(path: &str, node: &Value, whole: &Value, unused: &mut Vec<String>) -> Result<()> {
+fn check_tree(
+    path: &str,
+    node: &Value,
+    whole: &Value,
+    (unused, wrong): (&mut Vec<String>, &mut Vec<Error>),
+) {
     if !path.is_empty() {
         match keys::find(path) {
             Some(key) if key.kind == keys::Kind::Unused => {
-                upstream::check_unused(key, node, whole)?;
+                wrong.extend(upstream::check_unused(key, node, whole).err());
                 unused.push(path.to_owned());
-                return Ok(());
+                return;
             }
-            Some(_) => return Ok(()),
-            None => check_known(path, node)?,
+            Some(_) => return,
+            None => {
+                if let Err(e) = check_known(path, node) {
+                    wrong.push(e);
+                    return;
+                }
+            }
         }
     }
     for (name, child) in node.as_object().into_iter().flatten() {
@@ -293,9 +314,22 @@ fn check_tree(path: &str, node: &Value, whole: &Value, unused: &mut Vec<String>)
         } else {
             format!("{path}.{name}")
         };
-        check_tree(&below, child, whole, unused)?;
+        check_tree(&below, child, whole, (unused, wrong));
     }
-    Ok(())
+}
+
+/// Expands `~/` at the beginning of a value, which a shell does for words alone.
+fn read_home(node: &mut Value) {
+    match node {
+        Value::String(text) => {
+            if let (Some(rest), Some(home)) = (text.strip_prefix("~/"), std::env::var_os("HOME")) {
+                *text = Path::new(&home).join(rest).to_string_lossy().into_owned();
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(read_home),
+        Value::Object(all) => all.values_mut().for_each(read_home),
+        _ => {}
+    }
 }
 
 /// Turns words like `yes` and `off` into booleans where a key takes one; elsewhere they are text,

@@ -20,6 +20,18 @@ const OFF: [(&str, &str, &str); 5] = [
     ("critic.optim.min_lr_ratio", "null", "0.0"),
 ];
 
+/// Keys of verl under which something else, or nothing, is read here.
+const ELSEWHERE: [(&str, &str); 1] = [(
+    "data.train_files",
+    "Parquet files are not read; data.train_file is a JSON list of item ids, data.tasks names ids directly",
+)];
+
+/// What is read in place of a key that is not in the table.
+pub(super) fn elsewhere(path: &str) -> Option<&'static str> {
+    let found = ELSEWHERE.iter().find(|(key, _)| *key == path);
+    found.map(|(_, instead)| *instead)
+}
+
 /// Loggers that `trainer.logger` supports here.
 const LOGGERS: [&str; 3] = ["console", "jsonl", "tensorboard"];
 

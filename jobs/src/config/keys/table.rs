@@ -80,6 +80,7 @@ const COLDEST: &str = "less is as good as greedy, and its inverse soon no number
 pub const KEYS: &[KeySpec] = &[
     // run
     bind("run.id", "null", "name of the run; default: file stem and the head of the plan hash"),
+    bind("run.name", "null", "what people call the run, in lists; its id stays"),
     id("run.pipeline", "rl", "rl, sft, dpo, agentevol or eval"),
     id("run.seed", "1", "seed of every random stream of the run"),
     id("run.numerics", "exact", "exact: one numeric class for the whole run; any: mixed fleets"),

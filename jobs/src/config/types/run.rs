@@ -27,6 +27,7 @@ pub enum Numerics {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     pub id: Option<String>,
+    pub name: Option<String>,
     pub pipeline: Pipeline,
     pub seed: u64,
     pub numerics: Numerics,
