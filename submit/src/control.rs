@@ -17,7 +17,13 @@ pub(crate) async fn cancel(store: &Store, name: &str, global: &Global) -> Result
     let plan = if finished {
         view.plan
     } else {
-        run::revise(store, name, &["jobs.hold=true".to_owned()]).await?
+        run::revise(
+            store,
+            name,
+            &["jobs.hold=true".to_owned()],
+            async |_| Ok(()),
+        )
+        .await?
     };
     let said = match (finished, was_on_hold) {
         (true, _) => format!("run {name} is finished: there is nothing to cancel"),
@@ -47,7 +53,7 @@ pub(crate) async fn retry(
         return Ok(());
     }
     let before = view.plan.revision;
-    let plan = run::go_on(store, name, overrides).await?;
+    let plan = run::go_on(store, name, overrides, async |_| Ok(())).await?;
     let said = if plan.revision == before {
         format!(
             "run {name} has no part without attempts left, and no binding changes: nothing to do"

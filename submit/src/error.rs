@@ -47,8 +47,24 @@ pub enum Error {
     #[error("a worker in this process ended: {0}")]
     Worker(String),
     /// The GPU of a worker in this process is lost.
-    #[error("{0}. Nothing that is committed is lost; the same command goes on")]
+    #[error("{0}")]
     Device(String),
+    /// The run exists under other identity keys.
+    #[error("{source}. {remedy}")]
+    Identity {
+        /// Which keys differ.
+        source: agentgym_jobs::Error,
+        /// The commands for what may be meant.
+        remedy: String,
+    },
+    /// A run that was begun could not be followed to its end.
+    #[error("{source}\nNothing that is committed is lost. When the cause is gone: {resume}")]
+    Broken {
+        /// Why.
+        source: Box<Error>,
+        /// The command that resumes the run.
+        resume: String,
+    },
     /// The command line or a config value asks for something impossible.
     #[error("{0}")]
     Usage(String),
@@ -110,6 +126,11 @@ pub enum Error {
         /// The command that follows it again.
         watch: String,
     },
+    /// A failure on standard output.
+    #[error(
+        "cannot write standard output: {0}. Nothing else was changed by that; write it to another place"
+    )]
+    Output(String),
     /// A failure on a local file or folder.
     #[error("cannot write {path}: {source}. Check the folder and the space left")]
     Local {
@@ -127,7 +148,8 @@ fn when(cause: Cause) -> &'static str {
         Cause::Hold => "To go on",
         Cause::Config => "When the files are in order",
         Cause::Store => "When the store is in order",
-        Cause::Environment => "When the environment answers",
+        // A function for rewards is one too.
+        Cause::Environment => "When what is named here answers",
         Cause::Server => "When the inference server answers as it should",
         Cause::Queue => "When the queue answers",
         Cause::Device => "When the GPU answers",
@@ -161,14 +183,16 @@ impl Error {
     pub fn exit(&self) -> Exit {
         use agentgym_jobs::Error as Jobs;
         match self {
-            Self::Jobs(Jobs::Identity { .. } | Jobs::UnknownRun { .. }) | Self::Missing(_) => {
-                Exit::Run
-            }
+            Self::Jobs(Jobs::Identity { .. } | Jobs::UnknownRun { .. })
+            | Self::Identity { .. }
+            | Self::Missing(_) => Exit::Run,
+            Self::Broken { source, .. } => source.exit(),
             Self::Queue(_) | Self::Unreachable { .. } => Exit::Unreachable,
             Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
             | Self::Storage(_)
             | Self::NotWhole { .. }
-            | Self::Local { .. } => Exit::Store,
+            | Self::Local { .. }
+            | Self::Output(_) => Exit::Store,
             Self::Jobs(_) | Self::Usage(_) => Exit::Config,
             Self::Stopped { cause, .. } => match cause {
                 Cause::Part | Cause::Hold => Exit::Stopped,

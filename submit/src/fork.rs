@@ -12,6 +12,7 @@
 
 use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan, stored_tree};
+use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{Config, Pipeline, ResolvedConfig};
@@ -95,6 +96,45 @@ pub(crate) async fn fork(
     Ok(child)
 }
 
+/// The command for a fork that changes these keys, from the last iteration from which one can be
+/// made. It is tried without writing anything.
+pub(crate) async fn instead(parent: &RunView, overrides: &[String]) -> Option<String> {
+    /// A longer command is no help.
+    const BYTES_MAX: usize = 1000;
+    let latest = parent.progress().await.ok()?.latest_policy(&parent.plan)?;
+    for iteration in [latest, latest.saturating_sub(1)] {
+        for fresh_optimizer in [false, true] {
+            let args = ForkArgs {
+                run: parent.plan.run.to_string(),
+                iteration,
+                fresh_optimizer,
+                dry_run: true,
+                overrides: overrides.to_vec(),
+            };
+            if fork(parent, &args, Vec::new(), Path::new("")).await.is_ok() {
+                let command = command(parent, &args);
+                return (command.len() <= BYTES_MAX).then_some(command);
+            }
+        }
+    }
+    None
+}
+
+/// A fork as a command that can be pasted.
+fn command(parent: &RunView, args: &ForkArgs) -> String {
+    let fresh = match args.fresh_optimizer {
+        true => " --fresh-optimizer",
+        false => "",
+    };
+    let overrides = args.overrides.iter().map(|o| format!(" {}", quoted(o)));
+    let overrides: String = overrides.collect();
+    format!(
+        "agentgym-submit fork {} --iteration {}{fresh}{overrides}",
+        parent.arguments(),
+        args.iteration
+    )
+}
+
 fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
     let plan = &parent.plan;
     if !matches!(plan.config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
@@ -140,6 +180,7 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let text = stored_tree(of).to_string();
     let mut overrides = vec![
         "run.id=null".to_owned(),
+        "run.name=null".to_owned(),
         "jobs.hold=false".to_owned(),
         format!("run.fork.run={:?}", of.run.as_str()),
         format!("run.fork.identity={:?}", of.identity),
@@ -237,12 +278,14 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
 
 /// The error for objects removed by retention; it names alternatives.
 async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Result<Error> {
-    let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.argument());
+    let n = args.iteration;
     let command = |iteration: u32| {
-        let overrides: String = args.overrides.iter().map(|o| format!(" {o}")).collect();
-        format!(
-            "`agentgym-submit fork {run} --iteration {iteration} --fresh-optimizer --store {url}{overrides}`"
-        )
+        let args = ForkArgs {
+            iteration,
+            fresh_optimizer: true,
+            ..args.clone()
+        };
+        command(parent, &args)
     };
     let is_optimizer =
         |key: &&Key| matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
@@ -250,7 +293,7 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
     let Some(key) = removed.iter().find(|key| !is_optimizer(key)) else {
         return Ok(Error::Missing(format!(
             "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a \
-             fresh one: {}",
+             fresh one: `{}`",
             command(n)
         )));
     };
@@ -258,7 +301,7 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
     let before_end = left.iter().filter(|other| **other < parent.plan.iterations);
     let nearest = before_end.min_by_key(|other| other.abs_diff(n));
     let instead = nearest.map_or_else(String::new, |nearest| {
-        format!("; the nearest: {}", command(*nearest))
+        format!("; the nearest: `{}`", command(*nearest))
     });
     let left: Vec<String> = left.iter().map(u32::to_string).collect();
     Ok(Error::Missing(format!(

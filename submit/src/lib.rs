@@ -43,13 +43,17 @@ use cli::{Cli, Command, Global};
 pub use error::{Error, Exit, Result};
 use runs::{DEFAULT_STORE, RunView, existing_store};
 use serde_json::json;
-use std::io::Write as _;
 
 /// Runs one command.
 ///
 /// # Errors
 /// Whatever ends the command early; [`Error::exit`] gives the exit code.
 pub async fn execute(cli: Cli) -> Result<()> {
+    command(&cli).await?;
+    text::emitted()
+}
+
+async fn command(cli: &Cli) -> Result<()> {
     let global = &cli.global;
     match &cli.command {
         Command::Run(args) => run::run(args, global).await,
@@ -66,10 +70,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
             Ok(())
         }
         Command::Completions { shell } => {
-            // The only expected failure is a pipe closed by the reader.
-            let _ = std::io::stdout()
-                .lock()
-                .write_all(&cli::completions(*shell));
+            text::emit_bytes(&cli::completions(*shell));
             Ok(())
         }
         Command::Man { dir } => {
@@ -156,8 +157,8 @@ async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     } else {
         text::emit(&view.render());
     }
-    run::local::look(&plan)?;
-    view.check()
+    let gpu = plan::device::Gpu::of(&global.device, global.dtype);
+    run::local::check(&plan, &args.config, gpu)
 }
 
 /// What runs of the plan's model took in its store. `plan` makes nothing and waits for nobody: a
@@ -272,5 +273,6 @@ async fn bare_store(global: &Global) -> Result<Store> {
 }
 
 async fn view(run: &str, global: &Global) -> Result<RunView> {
-    RunView::open(&store(global).await?, run).await
+    let view = RunView::open(&store(global).await?, run).await?;
+    Ok(view.with_queue(global.queue.clone()))
 }

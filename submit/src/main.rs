@@ -5,6 +5,7 @@ use agentgym_submit::cli::parse;
 use agentgym_submit::text::tell;
 use agentgym_submit::{Exit, execute};
 use agentgym_text::Visible;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -23,7 +24,11 @@ fn main() -> ExitCode {
         }
         Err(e) => {
             // If the pipe is closed, there is no reader for the message.
-            let _ = e.print();
+            let unwritten = (e.print().err()).filter(|e| e.kind() != ErrorKind::BrokenPipe);
+            if let Some(e) = unwritten {
+                tell(&format!("error: cannot write the help: {e}"));
+                return ExitCode::from(Exit::Store as u8);
+            }
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };

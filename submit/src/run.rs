@@ -1,9 +1,11 @@
 //! `run` and `resume`: freeze the plan (or find the existing one), start workers in this process,
 //! follow to the end, report.
 
+mod crew;
 mod display;
 mod follow;
 pub(crate) mod local;
+mod next;
 mod preflight;
 pub(crate) mod signals;
 
@@ -20,20 +22,15 @@ use agentgym_jobs::config::{Numerics, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{Device, Dtype};
-use agentgym_queue::Queue;
 use agentgym_storage::{Created, Store};
-use agentgym_text::{has_secrets, without_secrets};
-use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
+use agentgym_text::without_secrets;
+use agentgym_worker::{Cause, ScratchFolder};
+use crew::{announce, start_workers};
 use display::Display;
-use follow::{Crew, End, Follower, worker_error};
+use follow::{End, Follower};
 use signals::Interrupts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::broadcast;
-use tokio::task::JoinSet;
-
-/// Events kept for a slow follower; newer events displace the oldest.
-const EVENTS_KEPT: usize = 4096;
 
 /// Relative paths in a config are relative to the current folder.
 pub(crate) fn base() -> &'static Path {
@@ -135,23 +132,62 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
                 }
                 let gpu = Gpu::of(&global.device, global.dtype);
                 local::check(&plan, &args.config, gpu)?;
+                if let Some(hint) = next::continues(&store, &plan).await? {
+                    display.line(&hint);
+                }
                 Plan::new(config.clone(), base())?
             }
             Some(stored) => {
-                let revised = stored.revised(config.clone(), base())?;
+                let stored = Arc::new(stored);
+                let revised = match stored.revised(config.clone(), base()) {
+                    Ok(revised) => revised,
+                    Err(e) => {
+                        return Err(next::refusal(e, &viewed(&store, &stored, &queue), None).await);
+                    }
+                };
                 if stored.same_bindings(&revised) && !needs_new_revision(&store, &stored).await? {
                     break stored;
                 }
                 revised
             }
         };
+        let plan = Arc::new(plan);
+        may_begin(&viewed(&store, &plan, &queue)).await?;
         match put(&store, &plan).await? {
             Created::Won => break plan,
             // Another process submitted at the same time: read its plan.
             Created::Exists => {}
         }
     };
-    drive(store, Arc::new(plan), queue, display, global).await
+    drive(viewed(&store, &plan, &queue), display, global).await
+}
+
+fn viewed(store: &Store, plan: &Arc<Plan>, queue: &Option<String>) -> RunView {
+    RunView {
+        store: store.clone(),
+        plan: Arc::clone(plan),
+        queue: queue.clone(),
+    }
+}
+
+/// Asks whatever can refuse a run of this process, before its plan is written: a plan stays.
+async fn may_begin(view: &RunView) -> Result<()> {
+    if view.plan.config.jobs.workers > 0 {
+        let then = ". Nothing was written; the same command goes on when it answers";
+        preflight::environments(&view.plan, then).await?;
+    }
+    scratch()?;
+    open_queue(&view.store, &view.plan, view.queue.clone())
+        .await
+        .map(drop)
+}
+
+/// Where the workers of this process keep what they download.
+fn scratch() -> Result<ScratchFolder> {
+    ScratchFolder::new(&cache_dir()).map_err(|e| match e {
+        agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
+        other => Error::Worker(other.to_string()),
+    })
 }
 
 /// `eval RUN.YAML`: `run` with the same config, evaluation only.
@@ -181,31 +217,55 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
     let queue = global.queue.clone().or_else(|| from_overrides("queue.url"));
     let store = existing_store(&url).await?;
     store.probe().await?;
-    let plan = go_on(&store, run, overrides).await?;
+    let ask = async |plan: &Arc<Plan>| {
+        check_device(plan, global)?;
+        may_begin(&viewed(&store, plan, &queue)).await
+    };
+    let plan = go_on(&store, run, overrides, ask).await?;
     check_device(&plan, global)?;
-    drive(store, plan, queue, Display::new(global.quiet), global).await
+    let display = Display::new(global.quiet);
+    drive(viewed(&store, &plan, &queue), display, global).await
 }
 
 /// The plan under which a run resumes, no longer on hold unless the overrides say so.
-pub(crate) async fn go_on(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
-    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
-    revise(store, run, &overrides).await
+pub(crate) async fn go_on(
+    store: &Store,
+    run: &str,
+    overrides: &[String],
+    ask: impl AsyncFn(&Arc<Plan>) -> Result<()>,
+) -> Result<Arc<Plan>> {
+    let all = [&["jobs.hold=false".to_owned()], overrides].concat();
+    revise(store, run, &all, ask).await
 }
 
 /// The plan of a run with changed bindings: a new revision if anything changes or a part has used
-/// up its attempts.
-pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
+/// up its attempts. What `ask` refuses is not written.
+pub(crate) async fn revise(
+    store: &Store,
+    run: &str,
+    overrides: &[String],
+    ask: impl AsyncFn(&Arc<Plan>) -> Result<()>,
+) -> Result<Arc<Plan>> {
     loop {
-        let stored = RunView::open(store, run).await?.plan;
+        let view = RunView::open(store, run).await?;
+        let stored = Arc::clone(&view.plan);
         let config = stored_config(&stored, overrides)?;
-        let revised = stored.revised(config, base())?;
+        let revised = match stored.revised(config, base()) {
+            Ok(revised) => Arc::new(revised),
+            Err(e) => {
+                let typed = overrides.iter().filter(|o| !o.starts_with("jobs.hold="));
+                let typed: Vec<String> = typed.cloned().collect();
+                return Err(next::refusal(e, &view, Some(&typed)).await);
+            }
+        };
         let same = stored.same_bindings(&revised);
         if same && !needs_new_revision(store, &stored).await? {
             return Ok(stored);
         }
+        ask(&revised).await?;
         // If another process has written this revision, read it.
         if put(store, &revised).await? == Created::Won {
-            return Ok(Arc::new(revised));
+            return Ok(revised);
         }
     }
 }
@@ -218,6 +278,12 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     if !args.dry_run {
         check_device(&parent.plan, global)?;
         store.probe().await?;
+        let dry = ForkArgs {
+            dry_run: true,
+            ..args.clone()
+        };
+        let child = fork::fork(&parent, &dry, global_overrides(global), base()).await?;
+        may_begin(&viewed(&store, &Arc::new(child), &global.queue)).await?;
     }
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     if args.dry_run {
@@ -230,14 +296,8 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
         "run {} goes on from iteration {} of {}",
         child.run, args.iteration, parent.plan.run
     ));
-    drive(
-        store,
-        Arc::new(child),
-        global.queue.clone(),
-        display,
-        global,
-    )
-    .await
+    let child = viewed(&store, &Arc::new(child), &global.queue);
+    drive(child, display, global).await
 }
 
 /// `fork --dry-run`: the child's plan, and what it would take over.
@@ -303,39 +363,32 @@ pub(crate) fn metrics_dir(store: &Store, plan: &Plan) -> Option<PathBuf> {
     Some(root.join("exports").join(plan.run.to_string()))
 }
 
-async fn drive(
-    store: Store,
-    plan: Arc<Plan>,
-    queue_url: Option<String>,
-    display: Display,
-    global: &Global,
-) -> Result<()> {
+async fn drive(view: RunView, display: Display, global: &Global) -> Result<()> {
+    let resume = resume_command(&view, global);
+    let ended = follow(view, display, global, &resume).await;
+    ended.map_err(|e| match e {
+        said @ (Error::Stopped { .. }
+        | Error::Interrupted { .. }
+        | Error::Detached { .. }
+        | Error::Usage(_)
+        | Error::Broken { .. }) => said,
+        other => Error::Broken {
+            source: Box::new(other),
+            resume,
+        },
+    })
+}
+
+async fn follow(view: RunView, display: Display, global: &Global, resume: &str) -> Result<()> {
     let interrupts = Interrupts::listen();
-    let resume = resume_command(&store, &plan, queue_url.as_deref(), global);
-    display.line(&format!(
-        "run {}  revision {}  {}  store {}",
-        plan.run,
-        plan.revision,
-        text::many(u64::from(plan.iterations), "iteration"),
-        store.url()
-    ));
-    if plan.config.jobs.workers > 0 {
-        preflight::environments(&plan, &resume).await?;
-    }
-    let queue = open_queue(&store, &plan, queue_url).await?;
-    let view = RunView {
-        store: store.clone(),
-        plan: Arc::clone(&plan),
-    };
-    let look = view.clone();
-    let mut follower = Follower::new(view, display, metrics_dir(&store, &plan)).await?;
+    let (store, plan) = (view.store.clone(), Arc::clone(&view.plan));
+    display.line(&next::header(&view, &mut view.progress().await?));
+    let queue = open_queue(&store, &plan, view.queue.clone()).await?;
+    let mut follower = Follower::new(view.clone(), display, metrics_dir(&store, &plan)).await?;
     if !follower.finished() {
-        check_class(&look, global).await?;
+        check_class(&view, global).await?;
     }
-    let scratch = ScratchFolder::new(&cache_dir()).map_err(|e| match e {
-        agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
-        other => Error::Worker(other.to_string()),
-    })?;
+    let scratch = scratch()?;
     let crew = start_workers(&store, &plan, &queue, (scratch.path(), global), &interrupts);
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
@@ -348,7 +401,7 @@ async fn drive(
         End::Finished => {
             let mut written = follower.write_metrics()?;
             if let Some(dir) = metrics_dir(&store, &plan) {
-                written.extend(evaluation::write_items(&look, &dir).await?);
+                written.extend(evaluation::write_items(&view, &dir).await?);
             }
             written
         }
@@ -370,107 +423,41 @@ async fn drive(
                 text::emit_json(&report);
             } else {
                 let mut out = summary::report(&follower.book, &plan);
-                out += &before_and_after(&look, &follower.book).await;
+                out += &before_and_after(&view, &follower.book).await;
                 out += &text::written(&written);
                 out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);
+                if !global.quiet {
+                    text::tell(&next::after(&view).await);
+                }
             }
             Ok(())
         }
         End::Stopped(message, cause) => {
             if matches!(cause, Cause::Part | Cause::Environment | Cause::Server) {
                 // Remote workers report only what happened; the preflight check finds out why.
-                preflight::environments(&plan, &resume).await?;
+                preflight::environments(&plan, "").await?;
             }
             Err(Error::Stopped {
                 run,
                 message,
                 cause,
-                resume,
+                resume: resume.to_owned(),
             })
         }
         End::Interrupted if plan.config.jobs.workers == 0 => Err(Error::Detached {
-            watch: format!("agentgym-submit watch {run} --store {}", store.argument()),
+            watch: format!("agentgym-submit watch {}", view.arguments()),
             run,
         }),
-        End::Interrupted => Err(Error::Interrupted { run, resume }),
+        End::Interrupted => Err(Error::Interrupted {
+            run,
+            resume: resume.to_owned(),
+        }),
     }
 }
 
-fn start_workers(
-    store: &Store,
-    plan: &Arc<Plan>,
-    queue: &Queue,
-    (scratch, global): (&Path, &Global),
-    interrupts: &Interrupts,
-) -> Crew {
-    let (events, receiver) = broadcast::channel(EVENTS_KEPT);
-    let mut workers = JoinSet::new();
-    for index in 0..plan.config.jobs.workers {
-        let options = WorkerOptions {
-            store: store.clone(),
-            queue: queue.clone(),
-            name: agentgym_worker::worker_name(index),
-            stages: Vec::new(),
-            functions: Arc::new(agentgym_worker::stages::Stages),
-            threads: plan
-                .config
-                .jobs
-                .threads
-                .unwrap_or_else(agentgym_worker::cores),
-            device: global.device.clone(),
-            dtype: global.dtype,
-            run: Some(plan.run.clone()),
-            exit_when_finished: true,
-            cache_dir: scratch.to_owned(),
-            prefetch: true,
-            drain_grace: agentgym_worker::DRAIN_GRACE,
-            meters: Default::default(),
-            machine: Default::default(),
-        };
-        workers.spawn(run_worker(
-            options,
-            events.clone(),
-            interrupts.drain.clone(),
-        ));
-    }
-    Crew {
-        workers,
-        events: receiver,
-    }
-}
-
-/// Announces the plan in force to workers elsewhere and pushes all runnable jobs, so that they
-/// start without delay.
-async fn announce(store: &Store, plan: &Plan, queue: &Queue) -> Result<()> {
-    let mut state = agentgym_worker::RunState::open(store, &plan.run)
-        .await
-        .map_err(worker_error)?;
-    let told = queue.tell_plan(plan.run.as_str(), state.plan.revision);
-    told.await.map_err(|e| worker_error(e.into()))?;
-    let frontier = state.refresh().await.map_err(worker_error)?;
-    let running = std::collections::BTreeSet::new();
-    state
-        .enqueue(queue, &frontier, &running)
-        .await
-        .map_err(worker_error)?;
-    Ok(())
-}
-
-fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>, global: &Global) -> String {
-    let mut command = format!(
-        "agentgym-submit resume {} --store {}",
-        plan.run,
-        store.argument()
-    );
-    if let Some(queue) = queue {
-        // A command line is visible to every user of the machine, so it must not contain a
-        // password.
-        command += &match has_secrets(queue) {
-            true => " --queue \"$AGENTGYM_QUEUE\"".to_owned(),
-            false => format!(" --queue {queue}"),
-        };
-    }
+fn resume_command(view: &RunView, global: &Global) -> String {
+    let mut command = format!("agentgym-submit resume {}", view.arguments());
     if global.device != "cpu" {
         command += &format!(" --device {}", global.device);
     }

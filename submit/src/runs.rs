@@ -1,12 +1,14 @@
 //! A read-only view of a run in the store: its newest plan, its commits and its artifacts, read and
 //! verified. Every command that reads a run uses it.
 
+use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::codec::{Payload, decode};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::{Inputs, Manifest, PartKey, RunId, Store};
+use agentgym_text::has_secrets;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,6 +24,8 @@ pub struct RunView {
     pub store: Store,
     /// The newest plan revision.
     pub plan: Arc<Plan>,
+    /// The queue that the command was given, for commands that it names.
+    pub queue: Option<String>,
 }
 
 /// The newest plan of a run, if there is one.
@@ -83,6 +87,7 @@ impl RunView {
             Ok::<_, Error>(plan.map(|plan| Self {
                 store: store.clone(),
                 plan: Arc::new(plan),
+                queue: None,
             }))
         };
         if let Ok(id) = RunId::from_str(run)
@@ -98,9 +103,36 @@ impl RunView {
         Err(unknown(store, run).await?)
     }
 
+    /// The same with the queue that a command was given.
+    pub(crate) fn with_queue(self, queue: Option<String>) -> Self {
+        Self { queue, ..self }
+    }
+
     /// The run as arguments of a command that can be pasted: its id and its store.
     pub(crate) fn arguments(&self) -> String {
-        format!("{} --store {}", self.plan.run, self.store.argument())
+        format!("{} {}", self.plan.run, self.places())
+    }
+
+    /// Its store, and the queue that was given, as options.
+    fn places(&self) -> String {
+        let mut places = format!("--store {}", self.store.argument());
+        if let Some(queue) = &self.queue {
+            // A command line is visible to every user of the machine, so it must not contain a
+            // password.
+            places += &match has_secrets(queue) {
+                true => " --queue \"$AGENTGYM_QUEUE\"".to_owned(),
+                false => format!(" --queue {}", quoted(queue)),
+            };
+        }
+        places
+    }
+
+    /// The command that gives the run a worker.
+    pub(crate) fn start(&self) -> String {
+        match self.plan.config.jobs.workers {
+            0 => format!("agentgym-worker {}", self.places()),
+            _ => format!("agentgym-submit resume {}", self.arguments()),
+        }
     }
 
     /// The slot of a part, where its commit and attempts are stored.
@@ -228,6 +260,12 @@ pub fn cache_dir() -> PathBuf {
 
 /// Opens a store to read an existing run: a folder must exist and is not created.
 pub(crate) async fn existing_store(url: &str) -> Result<Store> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = url
+        .strip_prefix("~/")
+        .and_then(|rest| Some(home?.join(rest)));
+    let home = home.map(|path| path.to_string_lossy().into_owned());
+    let url = home.as_deref().unwrap_or(url);
     let local = !url.contains(':');
     if local && !std::path::Path::new(url).is_dir() {
         return Err(Error::Missing(format!(

@@ -58,6 +58,8 @@ pub struct Status {
     pub run: String,
     /// The run and its store as arguments of a command.
     pub arguments: String,
+    /// The command that gives it a worker.
+    pub start: String,
     /// Newest plan revision.
     pub revision: u32,
     /// Planned iterations.
@@ -123,6 +125,7 @@ pub(crate) async fn status_again(
     let mut out = Status {
         run: plan.run.to_string(),
         arguments: view.arguments(),
+        start: view.start(),
         revision: plan.revision,
         iterations: plan.iterations,
         latest: progress.latest_policy(plan),
@@ -275,10 +278,26 @@ impl Status {
         Some((exhausted.message(part, last), Cause::Part))
     }
 
+    /// Its state in a word or two.
+    pub fn state(&self) -> &'static str {
+        let runs = |(_, state): &(PartId, State)| matches!(state, State::Running { claim, .. } if *claim != Liveness::Free);
+        match () {
+            () if self.finished => "finished",
+            () if self.on_hold => "on hold",
+            () if self.paused.is_some() => "paused",
+            () if self.exhausted.is_some() => "stopped",
+            () if self.in_flight.iter().any(runs) => "running",
+            () => "waiting",
+        }
+    }
+
     /// One line on what the run waits for.
     pub fn waiting_line(&self) -> String {
         if self.finished {
-            return "waiting: for nothing, every part is committed".into();
+            return format!(
+                "finished: every part is committed; `agentgym-submit view {}` shows it",
+                self.arguments
+            );
         }
         if self.on_hold {
             return format!(
@@ -334,7 +353,11 @@ impl Status {
         });
         match (running.as_slice(), runnable.as_slice()) {
             ([], []) => "waiting: for commits to be listed; ask again".into(),
-            ([], _) => format!("waiting: for a worker to take {}{then}", grouped(&runnable)),
+            ([], _) => format!(
+                "waiting: for a worker to take {}{then}; where none is alive, `{}` starts one",
+                grouped(&runnable),
+                self.start
+            ),
             _ => format!("waiting: for {} to finish{then}", grouped(&running)),
         }
     }
@@ -476,6 +499,7 @@ mod tests {
         Status {
             run: "quick-1a2b".into(),
             arguments: "quick-1a2b --store s3://b/p".into(),
+            start: "agentgym-submit resume quick-1a2b --store s3://b/p".into(),
             revision: 1,
             iterations: 20,
             latest: Some(2),
@@ -536,7 +560,7 @@ mod tests {
               3/log_probs (2 parts)  waits for 3/rollout/0, 3/rollout/1
               3/rollout/0  failed  attempt 1: environment textcraft at http://h:1 does not answer
             pace: 31 s an iteration, about 9 min 18 s left
-            waiting: for a worker to take 3/rollout/0, 3/rollout/1; then 3/log_probs
+            waiting: for a worker to take 3/rollout/0, 3/rollout/1; then 3/log_probs; where none is alive, `agentgym-submit resume quick-1a2b --store s3://b/p` starts one
         ");
         let json = status.to_json();
         assert_eq!(json["in_flight"][0]["state"], "lost");
@@ -547,12 +571,12 @@ mod tests {
     fn the_line_names_the_cause() {
         let mut status = sample();
         status.in_flight.remove(0);
-        insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs");
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs; where none is alive, `agentgym-submit resume quick-1a2b --store s3://b/p` starts one");
         status.exhausted = Some((id(3, Stage::Rollout, 0), Exhausted::Failed(3)));
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b --store s3://b/p` tries again");
         status.on_hold = true;
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, the run is on hold; `agentgym-submit resume quick-1a2b --store s3://b/p` carries on");
         status.finished = true;
-        insta::assert_snapshot!(status.waiting_line(), @"waiting: for nothing, every part is committed");
+        insta::assert_snapshot!(status.waiting_line(), @"finished: every part is committed; `agentgym-submit view quick-1a2b --store s3://b/p` shows it");
     }
 }

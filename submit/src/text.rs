@@ -4,8 +4,9 @@ use crate::documents::{laid_out, versioned};
 use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
 use serde_json::{Value, json};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Writes results to standard output. If the reader has closed the pipe (`… | head`), output ends
 /// without a panic. On a terminal, long lines break between columns. Control characters are made
@@ -25,10 +26,31 @@ pub fn tell(line: &str) {
 }
 
 fn write_out(text: &str) {
-    let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    // The only expected failure is a pipe closed by the reader.
-    let _ = write!(out, "{}{newline}", visible(text)).and_then(|()| out.flush());
+    emit_bytes(format!("{}{newline}", visible(text)).as_bytes());
+}
+
+/// Why standard output could not be written, the first time.
+static UNWRITTEN: OnceLock<std::io::Error> = OnceLock::new();
+
+/// Writes bytes to standard output as they are.
+pub(crate) fn emit_bytes(bytes: &[u8]) {
+    let mut out = std::io::stdout().lock();
+    if let Err(e) = out.write_all(bytes).and_then(|()| out.flush()) {
+        // Only the first one counts.
+        let _ = UNWRITTEN.set(e);
+    }
+}
+
+/// Whether all that was emitted was written. A reader that has closed the pipe has seen enough.
+///
+/// # Errors
+/// The first failure.
+pub fn emitted() -> Result<()> {
+    match UNWRITTEN.get() {
+        Some(e) if e.kind() != ErrorKind::BrokenPipe => Err(Error::Output(e.to_string())),
+        _ => Ok(()),
+    }
 }
 
 /// Prints a JSON document to standard output, with its version. Control characters are written as
@@ -199,6 +221,15 @@ pub(crate) fn bytes_of(size: &str) -> Result<usize, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
         format!("{size:?} is no size of a file; give a whole number and a unit, such as 500MB, 4GB or 2GiB")
     })
+}
+
+/// A word of a command line, quoted for a shell if needed.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/:.-_=@%+,".contains(c);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// `12 345 678`.

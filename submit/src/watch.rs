@@ -49,6 +49,7 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
         } else if changed {
             text::emit(&status.render(crate::text::unix_now_s()));
         }
+        text::emitted()?;
         if let Some(end) = end(&status) {
             return end;
         }

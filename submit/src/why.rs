@@ -256,7 +256,8 @@ impl Teller<'_> {
         match claims::liveness(self.view, id, self.queue.as_ref()).await {
             Liveness::Held => format!("is at work: {began}"),
             Liveness::Free => format!(
-                "has lost its worker ({began}): its claim is free, and the next worker takes the part up"
+                "has lost its worker ({began}): its claim is free, and the next worker takes the part up; `{}` starts one",
+                self.view.start()
             ),
             Liveness::Unknown(why) => {
                 format!("is at work ({began}), unless its worker has vanished: {why}")
@@ -281,11 +282,14 @@ impl Teller<'_> {
                 match waiting.map_or(0, |(_, n)| *n) {
                     0 => format!(
                         "no {stage} job is in the queue; any worker's next look, every five seconds, puts it there. \
-                         If nothing happens, no worker is alive: start `agentgym-worker`"
+                         If nothing happens, no worker is alive: `{}` starts one",
+                        self.view.start()
                     ),
                     n => format!(
-                        "{} in the queue; every worker that takes {stage} (--stages) is busy, or there is none",
-                        text::many(n as u64, &format!("{stage} job"))
+                        "{} in the queue; every worker that takes {stage} (--stages) is busy, or there is none: \
+                         `{}` starts one",
+                        text::many(n as u64, &format!("{stage} job")),
+                        self.view.start()
                     ),
                 }
             }

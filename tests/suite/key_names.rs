@@ -63,7 +63,7 @@ fn quoted(document: &str) -> Vec<String> {
 }
 
 /// The string literals of a source without its tests.
-fn literals(source: &str) -> Vec<String> {
+pub(crate) fn literals(source: &str) -> Vec<String> {
     let source = source.split("#[cfg(test)]").next().unwrap_or(source);
     let (mut found, mut rest) = (Vec::new(), source);
     while let Some(at) = rest.find(['"', '/', '\'']) {

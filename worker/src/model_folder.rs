@@ -55,9 +55,14 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
         .map(|revision| repository.join("snapshots").join(revision.trim()))
         .filter(|snapshot| snapshot.is_dir());
     snapshot.ok_or_else(|| {
+        // Without the hub, `pull` only refuses.
+        let pull = match cfg!(feature = "hub") {
+            true => format!("`agentgym-submit pull {path}` or "),
+            false => String::new(),
+        };
         format!(
             "there is no folder {looked} (relative paths start at the current folder), and no copy of a hub \
-             model of this name in {}; fetch it with `agentgym-submit pull {path}` or `hf download {path}`, or give the folder",
+             model of this name in {}; fetch it with {pull}`hf download {path}`, or give the folder",
             cache.display()
         )
     })

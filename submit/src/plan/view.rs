@@ -1,9 +1,9 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
-use crate::plan::device::{self, Gpu, GpuMemory};
+use crate::plan::device::{Gpu, GpuMemory};
 use crate::plan::measured::Measured;
-use crate::plan::memory::{Memory, check_fits};
+use crate::plan::memory::Memory;
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration};
@@ -103,25 +103,6 @@ impl<'a> PlanView<'a> {
 
     fn processor(&self) -> agentgym_model::Result<Device> {
         Device::parse(&self.device, self.dtype)
-    }
-
-    /// Checks that the plan can run on this machine, if workers are to be started here.
-    ///
-    /// # Errors
-    /// The model alone is larger than the memory.
-    pub fn check(&self) -> crate::Result<()> {
-        match &self.model {
-            Ok(model) if self.plan.config.jobs.workers > 0 => {
-                let gpu = self
-                    .gpu
-                    .map(|gpu| device::check_fits(self.plan, model, gpu));
-                let fits = check_fits(self.plan, model, self.machine).and(gpu.unwrap_or(Ok(())));
-                fits.map_err(|why| {
-                    crate::Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}"))
-                })
-            }
-            _ => Ok(()),
-        }
     }
 
     fn evaluations(&self) -> Vec<u32> {
@@ -458,6 +439,7 @@ impl<'a> PlanView<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::memory::check_fits;
     use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::pipeline::{Stage, parts};
     use std::path::Path;
@@ -603,7 +585,8 @@ jobs: {rollout_part_tasks: 2}
         let (small, _) = plan(TEXT, &[]);
         let screen = |memory: u64| {
             let view = PlanView::new(&small, "data", None, &[]).with_machine(2, memory);
-            (view.render(), view.check())
+            let size = model_size::of(&small.config.actor_rollout_ref.model).unwrap();
+            (view.render(), check_fits(&small, &size, memory))
         };
         let (whole, fits) = screen(1 << 30);
         assert!(!whole.contains("may need more"), "{whole}");

@@ -185,6 +185,7 @@ impl Follower {
     async fn ask_why(&mut self) -> Result<Option<(String, Cause)>> {
         let run = self.view.plan.run.to_string();
         let newest = RunView::open(&self.view.store, &run).await?;
+        let newest = newest.with_queue(self.view.queue.clone());
         let status = status_again(&newest, &mut self.known, None).await?;
         let stopped = status.stopped();
         if stopped.is_none() {

@@ -10,11 +10,11 @@ use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
-use agentgym_model::{Chat, ForeignPolicy, LoraOptions, Policy, TinyShape, Tokenizer, tiny_text};
+use agentgym_model::{Chat, ForeignPolicy, Policy, TinyShape, Tokenizer, tiny_text};
 use agentgym_worker::{model_folder, offering};
 use std::path::{Path, PathBuf};
 
-/// For `run`: checks everything that the workers of this process will read.
+/// For `run` and `plan`: checks everything that the workers of this process will read.
 ///
 /// # Errors
 /// The first key whose model or file is missing or cannot be used.
@@ -24,31 +24,6 @@ pub(crate) fn check(plan: &Plan, config: &Path, gpu: Option<Gpu>) -> Result<()> 
         0 => Ok(()),
         _ => models(plan, config, gpu),
     }
-}
-
-/// For `plan`, which also runs on machines without the model: checks only what is present.
-///
-/// # Errors
-/// The first key whose model cannot be used, or whose file is missing.
-pub(crate) fn look(plan: &Plan) -> Result<()> {
-    named(plan)?;
-    for (role, key, path) in model_paths(plan) {
-        let found = match TinyShape::preset(path) {
-            // It may exist where the workers run.
-            Ok(None) if model_folder(path).is_err() => Ok(()),
-            _ => usable(plan, role, path),
-        };
-        found.map_err(|why| Error::Usage(format!("key `{key}`: {why}")))?;
-    }
-    let adapter = &plan.config.actor_rollout_ref.model.lora_adapter_path;
-    if let Some(folder) = adapter.as_ref().and_then(|path| model_folder(path).ok()) {
-        LoraOptions::load(&folder).map_err(|e| {
-            Error::Usage(format!(
-                "key `actor_rollout_ref.model.lora_adapter_path`: {e}"
-            ))
-        })?;
-    }
-    Ok(())
 }
 
 /// Checks what the config names in addition to models.

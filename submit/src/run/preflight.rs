@@ -18,15 +18,20 @@ const PAUSE: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// The first one that cannot be reached, with name and URL.
-pub(crate) async fn environments(plan: &Plan, resume: &str) -> Result<()> {
+pub(crate) async fn environments(plan: &Plan, then: &str) -> Result<()> {
     for (name, environment) in plan.config.environments() {
         if environment.env_addr.starts_with("builtin") {
             continue;
         }
+        let gym = &plan.config.actor_rollout_ref.agentgym;
+        let key = match gym.envs.contains_key(&name) {
+            true => format!("actor_rollout_ref.agentgym.envs.{name}.env_addr"),
+            false => "actor_rollout_ref.agentgym.env_addr".to_owned(),
+        };
         // If there are several servers, one is enough to start.
         let mut result = Ok(());
         for address in environment.env_addr.split(',') {
-            result = server(&name, address.trim(), resume).await;
+            result = server((&name, &key), address.trim(), then).await;
             if result.is_ok() {
                 break;
             }
@@ -36,7 +41,7 @@ pub(crate) async fn environments(plan: &Plan, resume: &str) -> Result<()> {
     Ok(())
 }
 
-async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
+async fn server((name, key): (&str, &str), address: &str, then: &str) -> Result<()> {
     let unusable = |why: &str| {
         Error::Usage(format!(
             "environment `{name}`: address {:?} {why}; write http://host:port or builtin",
@@ -59,10 +64,7 @@ async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
             what: format!("environment `{name}`"),
             url: shown(address),
             found,
-            remedy: format!(
-                "Start its server, or give another address with actor_rollout_ref.agentgym.env_addr (or \
-                 agentgym.envs.{name}.env_addr). Nothing that is committed is lost. Carry on with: {resume}"
-            ),
+            remedy: format!("Start its server, or give another address with {key}=URL{then}"),
         })
 }
 

@@ -32,7 +32,7 @@ impl Status {
             )
             .collect();
         json!({
-            "run": self.run, "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
+            "run": self.run, "state": self.state(), "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,
             "sft": self.fitted.map(|f| json!({"step": f.step, "loss": f.loss, "validation_loss": f.validation_loss})),
