@@ -4,6 +4,7 @@ pub mod files;
 pub mod fleet;
 pub mod ports;
 pub mod program;
+pub mod proxy;
 pub mod redis;
 pub mod s3;
 pub mod slow;

@@ -23,12 +23,20 @@ impl RedisServer {
     /// # Panics
     /// If `redis-server` is missing or does not start.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// [`RedisServer::start`] with further arguments.
+    ///
+    /// # Panics
+    /// See [`RedisServer::start`].
+    pub fn start_with(arguments: &[&str]) -> Self {
         // Another process may take the port between the check and the start.
         for _ in 0..5 {
             let port = free_port();
             let mut server = Self {
                 port,
-                child: spawn(port),
+                child: spawn(port, arguments),
             };
             if server.answers() {
                 return server;
@@ -42,13 +50,18 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// `127.0.0.1:PORT`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// Kills the server like a power failure and starts an empty one on the same port.
     ///
     /// # Panics
     /// If it does not start again.
     pub fn restart(&mut self) {
         self.end();
-        self.child = spawn(self.port);
+        self.child = spawn(self.port, &[]);
         assert!(self.answers(), "redis-server does not start again");
     }
 
@@ -114,11 +127,12 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(port: u16) -> Child {
+fn spawn(port: u16, arguments: &[&str]) -> Child {
     let port = port.to_string();
     Command::new("redis-server")
         .args(["--port", &port, "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
+        .args(arguments)
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is installed (`.ci/run` does it)")

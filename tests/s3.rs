@@ -174,6 +174,16 @@ impl S3Server {
         ]
     }
 
+    /// The same bucket by another address, that of a proxy.
+    pub fn url_by(&self, address: std::net::SocketAddr) -> String {
+        format!("s3://{BUCKET}/a/prefix?endpoint=http://{address}")
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        self.endpoint.trim_start_matches("http://").to_owned()
+    }
+
     /// Requests so far, by kind, regardless of the answer.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let mut by_kind = BTreeMap::new();

@@ -145,7 +145,10 @@ impl Lane {
             return self.put_back(&job, Duration::ZERO).await;
         }
         let handled = AssertUnwindSafe(async { (self.handler)(job.clone()).await }).catch_unwind();
-        match handled.await {
+        let handled = handled.await;
+        // A queue that takes nothing back must not hold a drain up.
+        drop(slot);
+        match handled {
             Ok(Handled::Done) => {}
             Ok(Handled::PutBack(after)) => self.put_back(&job, after).await,
             Err(_) => {

@@ -57,6 +57,16 @@ pub enum Error {
         /// The server's error.
         source: Source,
     },
+    /// Redis in cluster mode.
+    #[error(
+        "the queue {url} is a Redis in cluster mode, which cannot be used: give one without \
+         (`cluster-enabled no`, at a managed service \"cluster mode disabled\"), or `sqlite:PATH` on one \
+         machine"
+    )]
+    Cluster {
+        /// The URL without password.
+        url: String,
+    },
     /// The queue was opened and then failed.
     #[error(
         "queue {url}: cannot {action}: {source}. No job is lost: workers ask again, and a command is typed again"

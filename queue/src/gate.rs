@@ -13,8 +13,9 @@
 //! and without a grant nothing is fetched. Heartbeats and acks are not gated.
 
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{
             AtomicBool,
             Ordering::{AcqRel, Acquire, Release},
@@ -39,12 +40,15 @@ use tokio::{
 pub struct Gate {
     slots: Arc<Semaphore>,
     state: watch::Sender<State>,
+    /// Runs whose jobs are left to other workers, until when.
+    avoided: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     in_flight: usize,
     closed: bool,
+    paused: bool,
 }
 
 impl Gate {
@@ -53,7 +57,28 @@ impl Gate {
         Self {
             slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             state: watch::Sender::new(State::default()),
+            avoided: Arc::default(),
         }
+    }
+
+    /// Lets no further job start while `paused`. Jobs in flight and heartbeats continue.
+    pub fn pause(&self, paused: bool) {
+        self.state.send_modify(|state| state.paused = paused);
+    }
+
+    /// Leaves the jobs of a run to other workers for a while.
+    pub fn avoid(&self, run: &str, span: Duration) {
+        let mut avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided.retain(|_, until| *until > Instant::now());
+        avoided.insert(run.to_owned(), Instant::now() + span);
+    }
+
+    /// Whether the jobs of a run are left to other workers now.
+    pub fn avoids(&self, run: &str) -> bool {
+        let avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided
+            .get(run)
+            .is_some_and(|until| *until > Instant::now())
     }
 
     /// Lets no further job start. Jobs in flight and heartbeats continue. A gate cannot be
@@ -81,12 +106,17 @@ impl Gate {
 
     /// Whether a job could start now.
     pub(crate) fn has_room(&self) -> bool {
-        !self.is_closed() && self.slots.available_permits() > 0
+        self.is_open() && self.slots.available_permits() > 0
     }
 
-    /// Reserves a slot, unless all are taken or the gate is closed.
+    fn is_open(&self) -> bool {
+        let state = self.state.borrow();
+        !state.closed && !state.paused
+    }
+
+    /// Reserves a slot, unless all are taken or the gate is closed or paused.
     pub(crate) fn reserve(&self) -> Option<Permit> {
-        if self.is_closed() {
+        if !self.is_open() {
             return None;
         }
         let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
@@ -122,11 +152,11 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Counts the job as in flight. False if the gate has closed meanwhile. Checking and counting
-    /// are one step, otherwise a drain could miss a job.
+    /// Counts the job as in flight. False if the gate has closed or paused meanwhile. Checking and
+    /// counting are one step, otherwise a drain could miss a job.
     pub(crate) fn begin(&mut self) -> bool {
         self.begun = self.gate.state.send_if_modified(|state| {
-            let open = !state.closed;
+            let open = !state.closed && !state.paused;
             state.in_flight += usize::from(open);
             open
         });
@@ -325,6 +355,22 @@ mod tests {
         drop(reserved);
         assert_eq!(gate.in_flight(), 0);
         assert!(gate.reserve().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_gate_opens_again_and_an_avoided_run_comes_back() {
+        let gate = Gate::new(1);
+        let mut reserved = gate.reserve().unwrap();
+        gate.pause(true);
+        assert!(!reserved.begin() && !gate.has_room());
+        drop(reserved);
+        assert!(gate.reserve().is_none());
+        gate.pause(false);
+        assert!(gate.reserve().unwrap().begin());
+        gate.avoid("maze", Duration::from_secs(2));
+        assert!(gate.avoids("maze") && !gate.avoids("other"));
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(!gate.avoids("maze"));
     }
 
     #[tokio::test]

@@ -22,6 +22,7 @@ mod lanes;
 mod names;
 mod options;
 mod queue;
+mod trouble;
 mod work;
 
 pub use driver::{BOARD_RANKS, Driver, Started, Worker};
@@ -32,3 +33,4 @@ pub use job::{Enqueued, Handled, Job};
 pub use options::QueueOptions;
 pub use queue::{Claim, ClaimGuard, Queue};
 pub use tokio_util::sync::CancellationToken;
+pub use trouble::Trouble;

@@ -21,6 +21,10 @@ pub(crate) fn claim_name(job: &Job) -> String {
     format!("claim/{}", job.key())
 }
 
+pub(crate) fn trouble_name(worker: &str) -> String {
+    format!("trouble/{worker}")
+}
+
 /// The worker's part of a holder's name.
 pub(crate) fn holder_name(holder: &str) -> &str {
     holder.split('\n').next().unwrap_or_default()

@@ -35,7 +35,7 @@ pub enum Claim {
 /// An open queue. Clones are the same queue.
 #[derive(Clone)]
 pub struct Queue {
-    driver: Arc<dyn Driver>,
+    pub(crate) driver: Arc<dyn Driver>,
     /// Wakes the workers of this process.
     pushed: watch::Sender<()>,
     options: Arc<QueueOptions>,
@@ -175,6 +175,11 @@ impl Queue {
         Ok(self.driver.lease(&name, "planner", every).await?.is_none())
     }
 
+    /// Gives a planning turn back, so that another worker takes it at once.
+    pub async fn give_back_turn(&self, run: &str) -> Result<()> {
+        self.driver.release(&format!("plan/{run}"), "planner").await
+    }
+
     /// Waiting jobs per class, delayed jobs included; classes sorted by name.
     pub async fn depth(&self) -> Result<Vec<(String, usize)>> {
         let mut by_class: BTreeMap<String, usize> = BTreeMap::new();
@@ -232,10 +237,26 @@ impl std::fmt::Debug for ClaimGuard {
 }
 
 impl ClaimGuard {
-    /// Holds the claim for another lease. False if it was lost, to a flush or to a pause longer
-    /// than the lease: another worker may be working on the job.
+    /// Holds the claim for another lease; takes it again if it was given back, or lost to a flush or
+    /// to a pause longer than the lease. False if another worker has it.
     pub async fn renew(&self) -> Result<bool> {
-        self.driver.renew(&self.name, &self.holder, self.ttl).await
+        let renewed = self
+            .driver
+            .renew(&self.name, &self.holder, self.ttl)
+            .await?;
+        let own = Some(self.holder.as_str());
+        Ok(renewed || {
+            let other = self
+                .driver
+                .lease(&self.name, &self.holder, self.ttl)
+                .await?;
+            other.is_none() || other.as_deref() == own
+        })
+    }
+
+    /// Lets another worker claim the job, although this one may still end it.
+    pub async fn give_back(&self) -> Result<()> {
+        self.driver.release(&self.name, &self.holder).await
     }
 
     /// Releases the claim, so that the next attempt can start at once.

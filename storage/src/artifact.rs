@@ -120,6 +120,10 @@ impl Artifact {
 
     /// The verified bytes of one chunk.
     pub(crate) async fn chunk(&self, store: &Store, index: usize) -> Result<Bytes> {
+        store.read_again(|| self.chunk_once(store, index)).await
+    }
+
+    async fn chunk_once(&self, store: &Store, index: usize) -> Result<Bytes> {
         let begin = index as u64 * CHUNK_BYTES;
         let end = self.size.min(begin + CHUNK_BYTES);
         let (size, content) = match store.get_range(&self.key, begin..end).await {
@@ -127,7 +131,7 @@ impl Artifact {
             // Stores report a range beyond the end of a truncated object in different ways; the
             // object's size is unambiguous.
             Err(e) => {
-                self.check_size(store).await?;
+                self.check_size_once(store).await?;
                 return Err(e);
             }
         };
@@ -151,6 +155,10 @@ impl Artifact {
 
     /// Fails if the object is missing or has another size.
     pub(crate) async fn check_size(&self, store: &Store) -> Result<()> {
+        store.read_again(|| self.check_size_once(store)).await
+    }
+
+    async fn check_size_once(&self, store: &Store) -> Result<()> {
         let found = match store.size(&self.key).await {
             Ok(size) if size == self.size => return Ok(()),
             Ok(size) => format!("{size} bytes"),

@@ -81,14 +81,14 @@ pub enum Error {
         why: String,
     },
     /// The credentials are missing, wrong, or not allowed to do this.
-    #[error(
-        "the store {url} refused the credentials ({why}); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and the bucket's policy"
-    )]
+    #[error("the store {url} refuses this process ({why}); {cure}")]
     Denied {
         /// The store.
         url: String,
         /// What the server said.
         why: String,
+        /// What to do.
+        cure: &'static str,
     },
     /// The bucket does not exist.
     #[error("the bucket of {url} does not exist ({why}); create it, or correct storage.url")]
@@ -211,7 +211,7 @@ impl Error {
         /// An operator has to free space first.
         const FULL_WAIT_S: u64 = 60;
         match self {
-            Self::Unavailable { .. } => Verdict::Retry,
+            Self::Unavailable { .. } | Self::Denied { .. } => Verdict::Retry,
             Self::Full { .. } => Verdict::Wait(Duration::from_secs(FULL_WAIT_S)),
             Self::Local { source, .. } if is_full(source.kind()) => {
                 Verdict::Wait(Duration::from_secs(FULL_WAIT_S))
@@ -219,6 +219,29 @@ impl Error {
             Self::Local { .. } => Verdict::Retry,
             _ => Verdict::GiveUp,
         }
+    }
+
+    /// True if the object asked for is not to blame: the same request may succeed later, or from
+    /// another machine.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unavailable { .. }
+            | Self::Full { .. }
+            | Self::Denied { .. }
+            | Self::NoPermission { .. }
+            | Self::NoBucket { .. } => true,
+            Self::Local { source, .. } => is_full(source.kind()),
+            _ => false,
+        }
+    }
+
+    /// True if the object is blamed. The connection may have damaged the answer, so it is read
+    /// again first.
+    pub(crate) fn blames_object(&self) -> bool {
+        matches!(
+            self,
+            Self::NotFound { .. } | Self::Damaged { .. } | Self::Malformed { .. }
+        )
     }
 
     pub(crate) fn malformed(key: impl Into<String>, why: impl ToString) -> Self {
@@ -255,7 +278,8 @@ impl Error {
         // Listings wrap the server's answer, so only its text is left to match on.
         let said = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
         let no_bucket = said(&["NoSuchBucket"]);
-        let denied = said(&["403 Forbidden", "401 Unauthorized"]);
+        // S3 answers an expired token with 400.
+        let denied = said(&["403 Forbidden", "401 Unauthorized", "ExpiredToken"]);
         match error {
             BackendError::NotFound { .. } | BackendError::Generic { .. } if no_bucket => {
                 Self::NoBucket { url, why }
@@ -265,9 +289,17 @@ impl Error {
                 url,
             },
             BackendError::PermissionDenied { .. } | BackendError::Unauthenticated { .. } => {
-                Self::Denied { url, why }
+                Self::Denied {
+                    url,
+                    cure: cure(&why),
+                    why,
+                }
             }
-            BackendError::Generic { .. } if denied => Self::Denied { url, why },
+            BackendError::Generic { .. } if denied => Self::Denied {
+                url,
+                cure: cure(&why),
+                why,
+            },
             BackendError::NotImplemented { .. } | BackendError::NotSupported { .. } => {
                 Self::NoConditionalPut { url, found: why }
             }
@@ -289,6 +321,21 @@ fn after_failure(why: &str) -> &'static str {
              certificate in SSL_CERT_FILE"
         }
         false => "check the network and the server",
+    }
+}
+
+/// What to do about a refusal.
+fn cure(why: &str) -> &'static str {
+    match why {
+        _ if why.contains("RequestTimeTooSkewed") => {
+            "the clock of this machine is wrong: set it, for example with NTP"
+        }
+        _ if why.contains("ExpiredToken") => {
+            "its credentials have expired: start it again with fresh ones"
+        }
+        _ => {
+            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, this machine's clock and the bucket's policy"
+        }
     }
 }
 
@@ -358,6 +405,34 @@ mod tests {
         let passing = sorted(ErrorKind::ConnectionReset);
         assert!(matches!(passing, Error::Unavailable { .. }), "{passing}");
         assert_eq!(passing.verdict(), Verdict::Retry);
+    }
+
+    /// S3 answers an expired token with 400, which says nothing to the client's classification.
+    #[test]
+    fn a_refusal_names_its_cure() {
+        let refused = |text: &str| {
+            let source = text.to_owned().into();
+            let error = BackendError::Generic {
+                store: "S3",
+                source,
+            };
+            Error::backend("s3://b", "write", "k", &error)
+        };
+        for (said, cure) in [
+            ("400 Bad Request: <Code>ExpiredToken</Code>", "fresh ones"),
+            ("403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "clock"),
+            (
+                "403 Forbidden: <Code>AccessDenied</Code>",
+                "bucket's policy",
+            ),
+        ] {
+            let error = refused(said);
+            assert!(matches!(error, Error::Denied { .. }), "{error}");
+            assert!(
+                error.to_string().contains(cure) && error.may_pass(),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub use keys::{AttemptId, Key, PartKey, RunId, nonce};
 pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Origin, Work};
 pub use outputs::{OutputWriter, Outputs};
 pub use run_digest::SeenCommits;
-pub use store::{Created, RequestCounts, Store};
+pub use store::{Created, Patience, RequestCounts, Store};
 pub use verify::{BytesRead, Fault, Finding, Planned, Verified};
 
 #[cfg(test)]

@@ -272,11 +272,7 @@ impl Store {
         match self.create(&key, manifest.to_bytes()?).await? {
             Created::Won => Ok(Committed::Won),
             Created::Exists => {
-                let gone = || Error::NotFound {
-                    key: key.path(),
-                    url: self.url().to_owned(),
-                };
-                let first = self.manifest(&slot).await?.ok_or_else(gone)?;
+                let first = self.listed_manifest(&slot).await?;
                 Ok(Committed::Superseded(Box::new(first)))
             }
         }
@@ -288,11 +284,28 @@ impl Store {
     /// The store fails, the object is not a manifest of this part, or it names files of another run
     /// that no pin keeps for this run.
     pub async fn manifest(&self, slot: &PartKey) -> Result<Option<Manifest>> {
+        self.read_again(|| self.manifest_once(slot)).await
+    }
+
+    /// The commit of a part that a listing has named.
+    ///
+    /// # Errors
+    /// As [`Store::manifest`], and [`Error::NotFound`].
+    pub async fn listed_manifest(&self, slot: &PartKey) -> Result<Manifest> {
+        let gone = || Error::NotFound {
+            key: Key::Commit(slot.clone()).path(),
+            url: self.url().to_owned(),
+        };
+        let read = || async { self.manifest_once(slot).await?.ok_or_else(gone) };
+        self.read_again(read).await
+    }
+
+    async fn manifest_once(&self, slot: &PartKey) -> Result<Option<Manifest>> {
         let key = Key::Commit(slot.clone());
         let Some(content) = self.try_get(&key).await? else {
             return Ok(None);
         };
-        let manifest = Manifest::read(&key.path(), &content)?;
+        let manifest = Manifest::read(&key.path(), &content).inspect_err(|_| self.forget(&key))?;
         if manifest.slot() == *slot {
             self.check_origin(&manifest).await?;
             return Ok(Some(manifest));

@@ -1,6 +1,6 @@
 //! One hash over everything that a run has committed, to compare the results of two runs.
 
-use crate::{Digest, Error, Key, Manifest, PartKey, Result, RunId, Store};
+use crate::{Digest, Manifest, PartKey, Result, RunId, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeMap;
 
@@ -47,13 +47,7 @@ impl Store {
     ) -> Result<(Digest, usize)> {
         let slots = self.all_commits(run).await?;
         let unseen = slots.iter().filter(|s| !seen.outputs.contains_key(s));
-        let read = |slot: PartKey| async move {
-            let gone = || Error::NotFound {
-                key: Key::Commit(slot.clone()).path(),
-                url: self.url().to_owned(),
-            };
-            self.manifest(&slot).await?.ok_or_else(gone)
-        };
+        let read = |slot: PartKey| async move { self.listed_manifest(&slot).await };
         let unseen: Vec<Manifest> = stream::iter(unseen.cloned().collect::<Vec<_>>())
             .map(read)
             .buffered(READS_AT_ONCE)

@@ -3,6 +3,7 @@
 
 mod counters;
 mod kept;
+mod patience;
 
 use crate::backend::{self, Backend};
 use crate::keys::{before_iteration, run_prefix};
@@ -19,12 +20,14 @@ use object_store::{
     Error as BackendError, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
     PutPayload,
 };
+use patience::LISTING_BYTES;
+pub use patience::Patience;
+pub(crate) use patience::SMALL_BYTES;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
 
 /// Largest object that is read in one piece.
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
@@ -34,19 +37,11 @@ const LIST_PAGE: u64 = 1_000;
 /// writer's request is in flight and may still fail.
 const CREATE_TRIES: usize = 5;
 
-/// First and longest pause before a failed request is repeated.
-const PAUSE_MIN: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
-
-/// Decides whether to wait for a failing store, given the error and how long the request has been
-/// failing.
-type Patience = Arc<dyn Fn(&Error, Duration) -> bool + Send + Sync>;
-
 /// A store of runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
-    patience: Option<Patience>,
+    patience: Option<Arc<dyn Patience>>,
 }
 
 struct Inner {
@@ -134,40 +129,6 @@ impl Store {
         self
     }
 
-    /// The same store for callers that prefer waiting to failing: while it does not answer or is
-    /// full, requests are repeated, with growing pauses, as long as `waits` returns true.
-    pub fn patient(
-        &self,
-        waits: impl Fn(&Error, Duration) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            inner: Arc::clone(&self.inner),
-            patience: Some(Arc::new(waits)),
-        }
-    }
-
-    /// Repeats a request until it succeeds or `patience` says to stop.
-    pub(crate) async fn persist<T, F: Future<Output = Result<T>>>(
-        &self,
-        request: impl Fn() -> F,
-    ) -> Result<T> {
-        let Some(waits) = &self.patience else {
-            return request().await;
-        };
-        let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
-        loop {
-            let error = match request().await {
-                Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => e,
-                answer => return answer,
-            };
-            if !waits(&error, begun.elapsed()) {
-                return Err(error);
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
     /// The store's name for people: without secrets; for a folder, its absolute path.
     pub fn url(&self) -> &str {
         &self.inner.url
@@ -202,7 +163,8 @@ impl Store {
             key: key.path(),
             url: self.url().to_owned(),
         };
-        self.try_get(key).await?.ok_or_else(not_found)
+        let read = || async { self.try_get(key).await?.ok_or_else(not_found) };
+        self.read_again(read).await
     }
 
     /// Reads an object if it is there.
@@ -221,11 +183,19 @@ impl Store {
     /// The store fails.
     pub async fn create(&self, key: &Key, content: Bytes) -> Result<Created> {
         let path = location(key)?;
+        // Each request below has its own limit.
+        self.persist(("create", &path, u64::MAX), || {
+            self.create_once(key, &path, content.clone())
+        })
+        .await
+    }
+
+    async fn create_once(&self, key: &Key, path: &ObjectPath, content: Bytes) -> Result<Created> {
         for _ in 0..CREATE_TRIES {
-            if self.put_at(&path, content.clone()).await? {
+            if self.put_at(path, content.clone()).await? {
                 return Ok(Created::Won);
             }
-            match self.get_at(&path).await? {
+            match self.get_at(path).await? {
                 Some(found) if found == content => return Ok(Created::Won),
                 Some(_) => return Ok(Created::Exists),
                 None => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -247,7 +217,7 @@ impl Store {
     /// The store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
-        self.persist(|| {
+        self.persist(("list", &path, LISTING_BYTES), || {
             let objects = self.inner.objects.list(Some(&path));
             self.listed(&path, objects)
         })
@@ -264,7 +234,7 @@ impl Store {
     ) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(run_prefix(run, folder));
         let before = ObjectPath::from(before_iteration(run, folder, first));
-        self.persist(|| {
+        self.persist(("list", &path, LISTING_BYTES), || {
             let objects = self.inner.objects.list_with_offset(Some(&path), &before);
             self.listed(&path, objects)
         })
@@ -274,7 +244,7 @@ impl Store {
     /// [`Store::list`], and the names of objects that are not keys.
     pub(crate) async fn list_all(&self, prefix: &str) -> Result<(Vec<(Key, u64)>, Vec<String>)> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
-        self.persist(|| {
+        self.persist(("list", &path, LISTING_BYTES), || {
             let objects = self.inner.objects.list(Some(&path));
             self.sorted(&path, objects)
         })
@@ -319,8 +289,11 @@ impl Store {
     /// The store fails.
     pub async fn runs(&self) -> Result<Vec<RunId>> {
         let path = ObjectPath::from("runs");
-        let found = self.inner.objects.list_with_delimiter(Some(&path)).await;
-        let found = found.map_err(|e| self.failed("list", &path, &e))?;
+        let list = || async {
+            let found = self.inner.objects.list_with_delimiter(Some(&path)).await;
+            found.map_err(|e| self.failed("list", &path, &e))
+        };
+        let found = self.persist(("list", &path, LISTING_BYTES), list).await?;
         add(&self.inner.counters.lists, 1);
         let mut runs: Vec<RunId> = found
             .common_prefixes
@@ -339,13 +312,18 @@ impl Store {
     /// Deletes objects, with one request where the store supports it; missing objects are not an
     /// error. Only retention and the probe delete.
     pub(crate) async fn delete_all(&self, paths: &[ObjectPath]) -> Result<()> {
-        self.persist(|| self.delete_all_once(paths)).await
-    }
-
-    async fn delete_all_once(&self, paths: &[ObjectPath]) -> Result<()> {
         let Some(first) = paths.first() else {
             return Ok(());
         };
+        // Stores that delete one by one take a request for each.
+        let bytes = (paths.len() as u64).saturating_mul(SMALL_BYTES);
+        self.persist(("delete", first, bytes), || {
+            self.delete_all_once(first, paths)
+        })
+        .await
+    }
+
+    async fn delete_all_once(&self, first: &ObjectPath, paths: &[ObjectPath]) -> Result<()> {
         add(&self.inner.counters.deletes, paths.len() as u64);
         let doomed = stream::iter(paths.to_vec()).map(Ok).boxed();
         let mut answers = self.inner.objects.delete_stream(doomed);
@@ -362,8 +340,10 @@ impl Store {
 
     /// One create-if-absent write; false if the object exists.
     pub(crate) async fn put_at(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
-        self.persist(|| self.put_at_once(path, content.clone()))
-            .await
+        self.persist(("write", path, content.len() as u64), || {
+            self.put_at_once(path, content.clone())
+        })
+        .await
     }
 
     async fn put_at_once(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
@@ -386,11 +366,19 @@ impl Store {
         if let Some(content) = kept.and_then(|kept| kept.get(path)) {
             return Ok(Some(content));
         }
-        let found = self.persist(|| self.get_at_once(path)).await?;
+        let read = ("read", path, SMALL_BYTES);
+        let found = self.persist(read, || self.get_at_once(path)).await?;
         if let (Some(kept), Some(content)) = (kept, &found) {
             kept.keep(path, content);
         }
         Ok(found)
+    }
+
+    /// The next read of a commit asks the store.
+    pub(crate) fn forget(&self, key: &Key) {
+        if let (Some(kept), Ok(path)) = (&self.inner.kept, location(key)) {
+            kept.forget(&path);
+        }
     }
 
     async fn get_at_once(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
@@ -422,22 +410,25 @@ impl Store {
 
     /// Size of the whole object, and the bytes of a non-empty range.
     pub(crate) async fn get_range(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
-        self.persist(|| self.get_range_once(key, range.clone()))
-            .await
+        let path = location(key)?;
+        let bytes = range.end.saturating_sub(range.start);
+        self.persist(("read", &path, bytes), || {
+            self.get_range_once(&path, range.clone())
+        })
+        .await
     }
 
-    async fn get_range_once(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
-        let path = location(key)?;
+    async fn get_range_once(&self, path: &ObjectPath, range: Range<u64>) -> Result<(u64, Bytes)> {
         add(&self.inner.counters.gets, 1);
         let options = GetOptions {
             range: Some(GetRange::Bounded(range)),
             ..GetOptions::default()
         };
-        let failed = |e| self.failed("read", &path, &e);
+        let failed = |e| self.failed("read", path, &e);
         let found = self
             .inner
             .objects
-            .get_opts(&path, options)
+            .get_opts(path, options)
             .await
             .map_err(failed)?;
         let size = found.meta.size;
@@ -448,18 +439,19 @@ impl Store {
 
     /// Size of an object.
     pub(crate) async fn size(&self, key: &Key) -> Result<u64> {
-        self.persist(|| self.size_once(key)).await
+        let path = location(key)?;
+        self.persist(("read", &path, 0), || self.size_once(&path))
+            .await
     }
 
-    async fn size_once(&self, key: &Key) -> Result<u64> {
-        let path = location(key)?;
+    async fn size_once(&self, path: &ObjectPath) -> Result<u64> {
         add(&self.inner.counters.gets, 1);
         let meta = self
             .inner
             .objects
-            .head(&path)
+            .head(path)
             .await
-            .map_err(|e| self.failed("read", &path, &e))?;
+            .map_err(|e| self.failed("read", path, &e))?;
         Ok(meta.size)
     }
 

@@ -1,7 +1,7 @@
 //! A large object, sent in parts. Each request waits for a failing store as a small write does, and a
 //! part that was sent stays sent: an outage repeats the parts under way, not the object.
 
-use crate::store::location;
+use crate::store::{SMALL_BYTES, location};
 use crate::{Error, Key, Result, Store};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
@@ -35,15 +35,16 @@ struct Target {
 }
 
 impl Target {
-    /// Sends a request until it succeeds or nobody waits for the store.
+    /// Sends a request, about so many `bytes`, until it succeeds or nobody waits for the store.
     async fn ask<T, F: Future<Output = object_store::Result<T>>>(
         &self,
+        bytes: u64,
         request: impl Fn() -> F,
     ) -> Result<T> {
         let failed = |e| self.store.failed("write", &self.path, &e);
-        let answer = self
-            .store
-            .persist(|| async { request().await.map_err(failed) });
+        let answer = self.store.persist(("write", &self.path, bytes), || async {
+            request().await.map_err(failed)
+        });
         answer.await
     }
 
@@ -75,7 +76,9 @@ impl Upload {
             path: location(key)?,
             id: MultipartId::default(),
         };
-        let id = target.ask(|| server.create_multipart(&target.path)).await?;
+        let id = target
+            .ask(SMALL_BYTES, || server.create_multipart(&target.path))
+            .await?;
         target.id = id;
         Ok(Self {
             target,
@@ -92,15 +95,16 @@ impl Upload {
     pub(crate) async fn send(&mut self, part: PutPayload) -> Result<()> {
         self.wait(PARTS_AT_ONCE - 1).await?;
         let (target, number) = (self.target.clone(), self.parts);
+        let bytes = part.content_length() as u64;
         self.parts += 1;
-        self.bytes += part.content_length() as u64;
+        self.bytes += bytes;
         self.sending.spawn(async move {
             let request = || {
                 target.store.count_put(part.content_length());
                 let (path, id) = (&target.path, &target.id);
                 target.server.put_part(path, id, number, part.clone())
             };
-            let sent = target.ask(request).await;
+            let sent = target.ask(bytes, request).await;
             Ok((number, sent.map_err(|e| target.ended(e))?))
         });
         Ok(())
@@ -125,10 +129,13 @@ impl Upload {
         let parts: Vec<PartId> = std::mem::take(&mut self.sent).into_values().collect();
         let target = &self.target;
         let (path, id) = (&target.path, &target.id);
-        let completed = target.ask(|| target.server.complete_multipart(path, id, parts.clone()));
+        // The server may read all parts for it.
+        let completed = target.ask(self.bytes, || {
+            target.server.complete_multipart(path, id, parts.clone())
+        });
         match completed.await {
             Ok(_) => {}
-            Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => return Err(e),
+            Err(e) if e.may_pass() => return Err(e),
             // The answer to an earlier request may be lost: then the upload is over, servers refuse
             // to complete it again in different ways, and the object is there.
             Err(_)

@@ -213,7 +213,7 @@ impl RunMetrics {
             .filter(|id| !self.rows.contains_key(id))
             .collect();
         let read = |id| async move {
-            let manifest = view.committed(id).await?;
+            let manifest = view.store.listed_manifest(&view.slot(id)).await?;
             let row = read_row(view, id, &manifest).await?;
             Ok::<_, Error>((id, row, manifest))
         };

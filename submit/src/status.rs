@@ -13,7 +13,7 @@ use crate::{Error, Result, claims, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
-use agentgym_queue::Queue;
+use agentgym_queue::{Queue, Trouble};
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, RunState};
@@ -76,6 +76,8 @@ pub struct Status {
     pub failures: Vec<Failure>,
     /// The part that has used up its attempts, and the limit that it reached.
     pub exhausted: Option<(PartId, Exhausted)>,
+    /// Workers of the queue that have stepped back.
+    pub troubled: Vec<(String, Trouble)>,
     /// The run is on hold.
     pub on_hold: bool,
     /// Why the guard has paused the run.
@@ -134,12 +136,17 @@ pub(crate) async fn status_again(
         in_flight: Vec::new(),
         failures: Vec::new(),
         exhausted: None,
+        troubled: Vec::new(),
         on_hold: plan.config.jobs.hold && !finished,
         paused: None,
         pace: None,
         fitted: fitted(view, &progress).await?,
         finished,
     };
+    if let (Some(queue), false) = (queue, finished) {
+        // Who is alive says the same of a queue that does not answer.
+        out.troubled = queue.in_trouble().await.unwrap_or_default();
+    }
     if !finished {
         out.pace = pace(view, out.latest).await?;
         out.paused = paused(view, known).await?;
@@ -261,6 +268,17 @@ fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
         })
     };
     attempts.iter().filter_map(failure).collect()
+}
+
+/// One line about a worker that has stepped back.
+pub(crate) fn troubled_line(worker: &str, trouble: &Trouble, now_unix_s: u64) -> String {
+    let lasted = now_unix_s.saturating_sub(trouble.since_unix_s) as f64;
+    format!(
+        "worker {} takes no part, since {} ago: {}",
+        visible_name(worker),
+        text::seconds(lasted),
+        visible_name(&trouble.why)
+    )
 }
 
 impl Status {
@@ -419,6 +437,9 @@ impl Status {
                 grouped(&missing)
             ));
         }
+        for (worker, trouble) in &self.troubled {
+            rows.push(format!("  {}", troubled_line(worker, trouble, now_unix_s)));
+        }
         for failure in &self.failures {
             rows.push(format!(
                 "  {}  failed  attempt {}: {}",
@@ -523,6 +544,7 @@ mod tests {
                 message: "environment textcraft at http://h:1 does not answer".into(),
             }],
             exhausted: None,
+            troubled: Vec::new(),
             on_hold: false,
             paused: None,
             pace: Some(TimeLeft {

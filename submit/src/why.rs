@@ -6,7 +6,7 @@
 use crate::claims::{self, Liveness};
 use crate::cli::Global;
 use crate::runs::RunView;
-use crate::status::status;
+use crate::status::{status, troubled_line};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
@@ -79,6 +79,10 @@ impl Teller<'_> {
                 plan.run
             ));
             return Ok(());
+        }
+        for (worker, trouble) in &status.troubled {
+            let now = text::unix_now_s();
+            self.say(troubled_line(worker, trouble, now));
         }
         if status.stopped().is_some() {
             self.say(
@@ -282,7 +286,7 @@ impl Teller<'_> {
                 match waiting.map_or(0, |(_, n)| *n) {
                     0 => format!(
                         "no {stage} job is in the queue; any worker's next look, every five seconds, puts it there. \
-                         If nothing happens, no worker is alive: `{}` starts one",
+                         If nothing happens, no worker that is well is alive: `{}` starts one",
                         self.view.start()
                     ),
                     n => format!(

@@ -15,8 +15,10 @@ use std::{
 };
 
 use agentgym_queue::{
-    CancellationToken, Claim, Enqueued, Error, Gate, Job, Queue, QueueOptions, process_name,
+    CancellationToken, Claim, Enqueued, Error, Gate, Job, Queue, QueueOptions, Trouble,
+    process_name,
 };
+use agentgym_tests::proxy::{Manner, Proxy};
 use agentgym_tests::redis::RedisServer;
 
 use crate::simulation::{Server, SimulatedDriver};

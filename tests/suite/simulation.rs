@@ -17,12 +17,12 @@ mod store;
 mod world;
 
 pub(crate) use queue::{Server, SimulatedDriver};
-use scenario::{Ending, SHAPES, play, play_with_a_death};
+use scenario::{Ending, PLAYED, SHAPES, play, play_with_a_death, play_with_a_sick_one};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
-use world::Counts;
+use world::{Counts, Sickness};
 
 /// Seeds of the ordinary test run.
 const SOME: Range<u64> = 0..200;
@@ -113,7 +113,7 @@ fn worlds_keep_every_promise() {
 #[test]
 #[ignore = "takes minutes; the next test takes every 23rd"]
 fn a_death_at_any_point_changes_nothing() {
-    for shape in 0..SHAPES.len() {
+    for shape in 0..PLAYED as usize {
         deaths(shape, 1);
     }
 }
@@ -142,6 +142,37 @@ fn deaths(shape: usize, step: usize) {
 #[ignore = "takes minutes; docs/reliability.md has its figures"]
 fn ten_thousand_worlds_keep_every_promise() {
     play_all(MANY);
+}
+
+/// Whatever one of four workers suffers for good, the others end the run in nearly the time that
+/// they take without it, and it begins nothing once its trouble has outlasted half a minute.
+#[test]
+fn a_sick_worker_hurts_itself_alone() {
+    let shape = PLAYED as usize;
+    let (alone, healthy, _) = play_with_a_sick_one(shape, None);
+    let mut failed = Vec::new();
+    for sickness in Sickness::ALL {
+        let (took, ending, late) = play_with_a_sick_one(shape, Some(sickness));
+        let ratio = took.as_secs_f64() / alone.as_secs_f64();
+        println!("{sickness:?}: {took:?} of {alone:?}, {ratio:.3}; begun late {late}");
+        let mut complaints = ending.violations;
+        if ending.digest != healthy.digest {
+            complaints.push("the digest differs".to_owned());
+        }
+        if ending.counts.resumes > 0 {
+            complaints.push("the run was stopped".to_owned());
+        }
+        if ratio > 1.1 {
+            complaints.push(format!("it took {ratio:.2} times as long"));
+        }
+        if late > 0 && sickness != Sickness::Garbled {
+            complaints.push(format!("it began {late} parts"));
+        }
+        if !complaints.is_empty() {
+            failed.push(format!("{sickness:?}: {}", complaints.join("; ")));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]

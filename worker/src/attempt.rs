@@ -2,6 +2,7 @@
 //! record says so, and no other object of it can be mistaken for a commit.
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
+use crate::health::Health;
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
 use crate::{BUILD, Error, Result, memory, panics, retention};
@@ -10,7 +11,7 @@ use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
-    MachineFacts, Manifest, Outputs, Store, Work,
+    MachineFacts, Manifest, Outputs, Patience, Store, Work,
 };
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
+    /// Learns how the store deals with this worker.
+    pub(crate) health: &'a Arc<Health>,
     /// How long an attempt waits for a store that does not answer; it does not wait for a full one.
     /// `None`: it waits for either without limit.
     pub(crate) outage_max: Option<Duration>,
@@ -40,13 +43,35 @@ impl AttemptContext<'_> {
     /// The store for use within an attempt. It retries during an outage, so that computed results
     /// are not lost.
     fn patient_store(&self, beat: &Beat) -> Store {
-        let (beat, drain, most) = (beat.clone(), self.drain.clone(), self.outage_max);
-        self.store.patient(move |error, lasted| {
-            beat.tick();
-            beat.waiting(error.to_string());
-            let is_full = matches!(error, agentgym_storage::Error::Full { .. });
-            !drain.is_cancelled() && most.is_none_or(|most| !is_full && lasted < most)
+        self.store.patient(WithResultsInHand {
+            beat: beat.clone(),
+            drain: self.drain.clone(),
+            health: Arc::clone(self.health),
+            outage_max: self.outage_max,
         })
+    }
+}
+
+struct WithResultsInHand {
+    beat: Beat,
+    drain: CancellationToken,
+    health: Arc<Health>,
+    outage_max: Option<Duration>,
+}
+
+impl Patience for WithResultsInHand {
+    fn waits(&self, error: &agentgym_storage::Error, lasted: Duration) -> bool {
+        use agentgym_storage::Error::{Full, NoBucket, NoPermission};
+        self.beat.tick();
+        self.beat.waiting(error.to_string());
+        self.health.waits(error, lasted);
+        let is_hopeless = matches!(error, Full { .. } | NoPermission { .. } | NoBucket { .. });
+        let waits = |most| !is_hopeless && lasted < most;
+        !self.drain.is_cancelled() && self.outage_max.is_none_or(waits)
+    }
+
+    fn answered(&self) {
+        self.health.answered();
     }
 }
 
@@ -198,6 +223,7 @@ pub(crate) async fn run(
     };
     (bench.resources.meters).ended(&slot.stage, outcome, wall_s, &end.stats);
     let recorded = store.end_attempt(&slot, attempt.number, &end).await;
+    bench.health.answered();
     span.in_scope(|| {
         match outcome {
             AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),

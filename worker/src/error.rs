@@ -113,12 +113,10 @@ impl Error {
         }
     }
 
-    /// True if the store or the queue failed temporarily: the part is not the cause.
+    /// True if the store, the queue or a disk failed this worker: the part is not the cause.
     pub(crate) fn is_outage(&self) -> bool {
         match self {
-            Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
-                matches!(e, agentgym_storage::Error::Unavailable { .. }) || self.is_full()
-            }
+            Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.may_pass(),
             Self::Queue(_) => true,
             _ => self.is_full(),
         }

@@ -19,6 +19,7 @@ mod episode;
 mod error;
 mod exhausted;
 mod guard;
+mod health;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod inference;

@@ -211,7 +211,15 @@ impl RunState {
         if let Some(manifest) = self.manifests.get(&id) {
             return Ok(Some(Arc::clone(manifest)));
         }
-        let Some(manifest) = self.store.manifest(&self.slot(id)).await? else {
+        let slot = self.slot(id);
+        let found = match self.progress.contains(&id) {
+            true => match self.store.listed_manifest(&slot).await {
+                Err(agentgym_storage::Error::NotFound { .. }) => None,
+                read => Some(read?),
+            },
+            false => self.store.manifest(&slot).await?,
+        };
+        let Some(manifest) = found else {
             return Ok(None);
         };
         let manifest = Arc::new(manifest);

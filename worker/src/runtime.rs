@@ -8,6 +8,7 @@ mod prefetch;
 use crate::Cause;
 use crate::attempt::{self, AttemptContext, Ended};
 use crate::context::{Event, Resources};
+use crate::health::Health;
 use crate::meters::Meters;
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
@@ -15,7 +16,7 @@ use crate::{Error, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_model::{Device, Dtype};
 use agentgym_queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
-use agentgym_storage::{MachineFacts, RunId, Store};
+use agentgym_storage::{MachineFacts, Patience, RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -25,10 +26,14 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a job of another run is hidden after a worker of one run fetched it.
+/// How long a job is hidden that cannot begin here.
 const NOT_MINE_PAUSE: Duration = Duration::from_secs(1);
-/// Wait before a failed store or queue is used again.
+/// Jobs of another run are left to others for this long.
+const NOT_MINE_FOR: Duration = Duration::from_secs(3600);
+/// Wait before a part is tried again that a failed store or queue has ended.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
+/// How often an attempt in progress looks at its claim, the plan and the store, at least.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a store or queue may fail before a worker that ends with its run gives up. Other
 /// workers keep retrying: an operator has to repair it.
@@ -86,6 +91,8 @@ struct Worker {
     lost: std::sync::Mutex<Option<Error>>,
     /// Start of the current failure of the store or the queue; reset by a success.
     trouble: std::sync::Mutex<Option<Instant>>,
+    health: Arc<Health>,
+    gate: Gate,
 }
 
 /// Works until drained, or until the run is over if the options say so.
@@ -138,6 +145,9 @@ pub async fn run_worker(
     let name = options.name.clone();
     let gate = Gate::new(1);
     let stop = drain.child_token();
+    let health = Health::new(gate.clone(), Arc::clone(&options.meters));
+    // Outside of an attempt there is nothing to wait for, and no request may hang for ever.
+    options.store = options.store.patient(Impatient);
     let worker = Arc::new(Worker {
         options,
         resources,
@@ -149,6 +159,8 @@ pub async fn run_worker(
         stopped: std::sync::Mutex::default(),
         lost: std::sync::Mutex::default(),
         trouble: std::sync::Mutex::default(),
+        health,
+        gate: gate.clone(),
     });
     if let Some(run) = worker.options.run.clone() {
         panics::caught(worker.state(&run)).await?;
@@ -156,6 +168,7 @@ pub async fn run_worker(
     tracing::info!(worker = %name, device = %device_name, numeric_class = %worker.resources.device.numeric_class(), threads = worker.resources.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
+    let minder = tokio::spawn(Arc::clone(&worker).mind_health());
     let handler = {
         let worker = Arc::clone(&worker);
         move |job: Job| {
@@ -169,6 +182,7 @@ pub async fn run_worker(
     stop.cancel();
     planner.abort();
     prefetch.abort();
+    minder.abort();
     worker.resources.environments.stop().await;
     let lost = held(&worker.lost).take();
     if let Some(error) = lost {
@@ -176,6 +190,14 @@ pub async fn run_worker(
     }
     worked?;
     Ok(())
+}
+
+struct Impatient;
+
+impl Patience for Impatient {
+    fn waits(&self, _: &agentgym_storage::Error, _: Duration) -> bool {
+        false
+    }
 }
 
 impl Worker {
@@ -189,16 +211,15 @@ impl Worker {
         Ok(state)
     }
 
-    /// Handles one job. Every failure is recorded or reported, and the queue always learns that the
-    /// job is over.
+    /// Handles one job. Every failure is recorded or reported; a job that could not begin, or whose
+    /// end could not be told, goes back into the queue, for a worker that is well.
     async fn handle(&self, job: Job) -> Handled {
         match panics::caught(self.try_job(&job)).await {
             Ok(handled) => handled,
             Err(e) => {
                 tracing::debug!(job = %job.key(), "{e}");
-                self.in_trouble(e).await;
-                self.pause().await;
-                Handled::Done
+                self.in_trouble(Some(&job.run), e).await;
+                Handled::PutBack(Duration::ZERO)
             }
         }
     }
@@ -210,6 +231,7 @@ impl Worker {
         };
         if self.options.run.as_ref().is_some_and(|only| *only != run) {
             // A job of another run on a shared queue; that run's workers fetch it later.
+            self.gate.avoid(&job.run, NOT_MINE_FOR);
             return Ok(Handled::PutBack(NOT_MINE_PAUSE));
         }
         let Ok(stage) = Stage::from_str(&job.stage) else {
@@ -248,10 +270,10 @@ impl Worker {
         // until the lease expires.
         let made = panics::caught(self.make(&run, &shared, id, job, &claim)).await;
         release(claim).await;
-        if let Some((number, ended)) = made? {
-            self.after(&run, &shared, id, number, ended).await?;
+        match made? {
+            Some((number, ended)) => self.after(&run, &shared, id, number, ended).await,
+            None => Ok(Handled::Done),
         }
-        Ok(Handled::Done)
     }
 
     /// Called with the claim held: an earlier holder has committed by now, so no commit is missed
@@ -357,9 +379,15 @@ impl Worker {
             cache_dir: &self.options.cache_dir,
             events: &self.events,
             drain: &drain,
+            health: &self.health,
             outage_max: self.options.exit_when_finished.then_some(TROUBLE_MAX),
         };
         let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
+        let mut hold = Hold {
+            claim,
+            told: None,
+            is_given_back: false,
+        };
         let ended = {
             let attempt = attempt::run(&bench, &mut own, part, taken);
             tokio::pin!(attempt);
@@ -367,9 +395,9 @@ impl Worker {
                 tokio::select! {
                     biased;
                     ended = &mut attempt => break ended,
-                    () = tokio::time::sleep(lease / 3) => {
+                    () = tokio::time::sleep(LOOK_EVERY.min(lease / 3)) => {
                         // A lost claim costs at most double work; the first commit wins.
-                        if let Err(e) = claim.renew().await {
+                        if let Err(e) = self.hold(shared, id, &mut hold, taken).await {
                             self.options.meters.claim("not_renewed");
                             tracing::debug!(part = %id, "claim not renewed: {e}");
                         }
@@ -389,17 +417,51 @@ impl Worker {
         ended
     }
 
+    /// Renews the claim of an attempt, or gives it back if the store fails this worker for too long:
+    /// then another worker makes the part, while this one waits with what it has in hand. The first
+    /// commit wins.
+    async fn hold(
+        &self,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+        hold: &mut Hold<'_>,
+        taken: u32,
+    ) -> Result<()> {
+        if !self.health.is_waiting() {
+            (hold.told, hold.is_given_back) = (None, false);
+            hold.claim.renew().await?;
+            return Ok(());
+        }
+        if hold.is_given_back {
+            return Ok(());
+        }
+        let queue = &self.options.queue;
+        let mut state = shared.lock().await;
+        let first = state.first_iteration();
+        let told = queue.told(state.plan.run.as_str(), first).await?.len();
+        let others_commit = told > *hold.told.get_or_insert(told);
+        if !self.health.gives_claim_back(others_commit) {
+            hold.claim.renew().await?;
+            return Ok(());
+        }
+        hold.is_given_back = true;
+        hold.claim.give_back().await?;
+        tracing::warn!(part = %id, "its claim is given back; another worker may make the part");
+        let next = state.job(id, taken as usize + 1);
+        state.push(queue, &next, Duration::ZERO).await
+    }
+
     fn running(&self) -> std::sync::MutexGuard<'_, BTreeSet<PartId>> {
         held(&self.running)
     }
+}
 
-    async fn pause(&self) {
-        tokio::select! {
-            biased;
-            () = self.stop.cancelled() => {}
-            () = tokio::time::sleep(TROUBLE_PAUSE) => {}
-        }
-    }
+/// A claim that an attempt holds.
+struct Hold<'a> {
+    claim: &'a ClaimGuard,
+    /// How many commits the queue told of when the store began to fail.
+    told: Option<usize>,
+    is_given_back: bool,
 }
 
 /// A part that this worker is making, for the lifetime of this value.

@@ -5,7 +5,10 @@
 //! are forgotten at once unless they have a TTL; the default response timeout of half a second ends
 //! workers on a busy machine; and its own vacuum reads the whole queue at once.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use ::redis::{
     AsyncCommands, Client, ErrorKind, RedisError, RedisResult, Script,
@@ -20,8 +23,8 @@ use apalis_redis::{Config, RedisStorage, queries};
 use async_trait::async_trait;
 use futures::StreamExt;
 use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
+    sync::{Mutex, watch},
+    time::{Instant, sleep, timeout},
 };
 
 use super::run::run_apalis;
@@ -40,6 +43,8 @@ const APALIS_QUEUES: &str = "core:apalis:queues:list";
 const POLL_MS: u64 = 200;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A replica is not left more often than this.
+const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 /// The TTL of a key while its job waits or runs. It limits the damage if Redis loses a job but
 /// keeps its key.
 const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -79,7 +84,11 @@ pub(crate) struct Redis {
     /// Without the password, for messages.
     url: String,
     client: Client,
-    connection: ConnectionManager,
+    /// And when it was made.
+    connection: Mutex<(ConnectionManager, Instant)>,
+    /// The server has said that it is a replica. Behind the same address there may be another one
+    /// by now, which only a new connection reaches.
+    is_replica: AtomicBool,
     options: QueueOptions,
 }
 
@@ -91,14 +100,7 @@ impl Redis {
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let client = Client::open(url).map_err(|error| bad_url(url, error))?;
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(Some(RESPONSE_TIMEOUT))
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // A worker's supervisor retries too, and a user waits for this call.
-            .set_number_of_retries(1)
-            .set_max_delay(Duration::from_secs(1));
-        let connection = client
-            .get_connection_manager_with_config(config)
+        let connection = connect(&client)
             .await
             .map_err(|source| match is_refusal(&source) {
                 true => Self::refused(url, options, source),
@@ -115,9 +117,15 @@ impl Redis {
         let redis = Self {
             url: without_secrets(url),
             client,
-            connection,
+            connection: Mutex::new((connection, Instant::now())),
+            is_replica: AtomicBool::new(false),
             options: options.clone(),
         };
+        if redis.is_cluster().await {
+            return Err(Error::Cluster {
+                url: without_secrets(url),
+            });
+        }
         match redis.try_rights().await {
             Err(refusal) if is_refusal(&refusal) => Err(Self::refused(url, options, refusal)),
             // A server that is full, loading or read-only recovers by itself.
@@ -125,10 +133,47 @@ impl Redis {
         }
     }
 
+    async fn connection(&self) -> ConnectionManager {
+        let mut held = self.connection.lock().await;
+        if held.1.elapsed() > RECONNECT_EVERY && self.is_replica.swap(false, SeqCst) {
+            held.1 = Instant::now();
+            match connect(&self.client).await {
+                Ok(new) => held.0 = new,
+                Err(error) => tracing::debug!("queue {}: cannot connect again: {error}", self.url),
+            }
+        }
+        held.0.clone()
+    }
+
+    /// Like [`failed`]; also notices a replica.
+    fn failed<E: Into<Source>>(&self, action: &'static str) -> impl FnOnce(E) -> Error {
+        move |error| {
+            let error = failed(&self.url, action)(error);
+            // Through apalis only the server's text is left.
+            let said = error.to_string().to_lowercase();
+            if ["readonly", "read only replica"]
+                .iter()
+                .any(|text| said.contains(text))
+            {
+                self.is_replica.store(true, SeqCst);
+            }
+            error
+        }
+    }
+
+    /// A cluster spreads the keys of one job over several servers, which scripts cannot use.
+    async fn is_cluster(&self) -> bool {
+        let mut ask = ::redis::cmd("INFO");
+        let mut connection = self.connection().await;
+        // Who may not ask learns of it from the rights below, or from the first job.
+        let told = ask.arg("cluster").query_async(&mut connection).await;
+        told.is_ok_and(|told: String| told.contains("cluster_enabled:1"))
+    }
+
     /// Reads, writes, runs a script and publishes, all without effect: a missing password or
     /// permission should fail here, not in every job.
     async fn try_rights(&self) -> RedisResult<()> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.connection().await;
         let _: Vec<String> = connection.smembers(self.named("lanes")).await?;
         let trial = self.named("trial");
         let _: u64 = connection.del(&trial).await?;
@@ -168,7 +213,7 @@ impl Redis {
 
     /// Lanes that may hold a job.
     async fn lanes(&self) -> RedisResult<Vec<String>> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.connection().await;
         let mut lanes: Vec<String> = connection.smembers(self.named("lanes")).await?;
         lanes.sort();
         Ok(lanes)
@@ -183,7 +228,7 @@ impl Redis {
         if lanes.is_empty() {
             return Ok(Vec::new());
         }
-        let counts: Vec<usize> = pipe.query_async(&mut self.connection.clone()).await?;
+        let counts: Vec<usize> = pipe.query_async(&mut self.connection().await).await?;
         let sums = counts.chunks(2).map(|pair| pair.iter().sum());
         Ok(lanes.into_iter().zip(sums).collect())
     }
@@ -196,7 +241,7 @@ impl Redis {
             .key(config.workers_set())
             .arg(lane)
             .arg(KEY_TTL.as_secs())
-            .invoke_async(&mut self.connection.clone())
+            .invoke_async(&mut self.connection().await)
             .await
     }
 
@@ -208,10 +253,10 @@ impl Redis {
 
     /// Worker names are new at each start, and apalis keeps a hash for each.
     async fn purge_workers(&self, config: &Config) -> RedisResult<()> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.connection().await;
         let prefix = format!("{}:metadata:", config.workers_set());
         let keys: Vec<String> = {
-            let mut scanner = self.connection.clone();
+            let mut scanner = self.connection().await;
             let mut keys = scanner.scan_match(format!("{prefix}*")).await?;
             let mut found = Vec::new();
             while let Some(key) = keys.next_item().await {
@@ -228,6 +273,16 @@ impl Redis {
         }
         Ok(())
     }
+}
+
+async fn connect(client: &Client) -> RedisResult<ConnectionManager> {
+    let config = ConnectionManagerConfig::new()
+        .set_response_timeout(Some(RESPONSE_TIMEOUT))
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        // A worker's supervisor retries too, and a user waits for this call.
+        .set_number_of_retries(1)
+        .set_max_delay(Duration::from_secs(1));
+    client.get_connection_manager_with_config(config).await
 }
 
 /// True if the server rejects the password or user, or the user lacks the permission.
@@ -263,7 +318,7 @@ impl Driver for Redis {
         delay: Duration,
     ) -> Result<Enqueued> {
         let config = self.config(lane);
-        let mut connection = self.connection.clone();
+        let mut connection = self.connection().await;
         let mut task = TaskBuilder::new(payload);
         if !delay.is_zero() {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -300,9 +355,7 @@ impl Driver for Redis {
                 .await?;
             Ok(Enqueued::Pushed)
         };
-        pushed
-            .await
-            .map_err(failed::<Source>(&self.url, "push a job"))
+        pushed.await.map_err(self.failed::<Source>("push a job"))
     }
 
     async fn due(&self) -> Result<Vec<(String, usize)>> {
@@ -319,7 +372,7 @@ impl Driver for Redis {
             }
             self.summed(lanes, pipe).await
         };
-        due.await.map_err(failed(&self.url, "look for jobs"))
+        due.await.map_err(self.failed("look for jobs"))
     }
 
     async fn depth(&self) -> Result<Vec<(String, usize)>> {
@@ -335,13 +388,13 @@ impl Driver for Redis {
             depth.retain(|(_, waiting)| *waiting > 0);
             Ok::<_, RedisError>(depth)
         };
-        counted.await.map_err(failed(&self.url, "count jobs"))
+        counted.await.map_err(self.failed("count jobs"))
     }
 
     async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>> {
         let name = self.named(name);
         let leased = async {
-            let mut connection = self.connection.clone();
+            let mut connection = self.connection().await;
             let (taken, other): (bool, Option<String>) = ::redis::pipe()
                 .cmd("SET")
                 .arg(&name)
@@ -354,15 +407,15 @@ impl Driver for Redis {
                 .await?;
             Ok::<_, RedisError>((!taken).then(|| other.unwrap_or_default()))
         };
-        leased.await.map_err(failed(&self.url, "take a lease"))
+        leased.await.map_err(self.failed("take a lease"))
     }
 
     async fn holder(&self, name: &str) -> Result<Option<String>> {
         ::redis::cmd("GET")
             .arg(self.named(name))
-            .query_async(&mut self.connection.clone())
+            .query_async(&mut self.connection().await)
             .await
-            .map_err(failed(&self.url, "read a lease"))
+            .map_err(self.failed("read a lease"))
     }
 
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool> {
@@ -370,18 +423,18 @@ impl Driver for Redis {
             .key(self.named(name))
             .arg(holder)
             .arg(ttl.as_millis().max(1) as u64)
-            .invoke_async(&mut self.connection.clone())
+            .invoke_async(&mut self.connection().await)
             .await
-            .map_err(failed(&self.url, "renew a lease"))
+            .map_err(self.failed("renew a lease"))
     }
 
     async fn release(&self, name: &str, holder: &str) -> Result<()> {
         Script::new(RELEASE)
             .key(self.named(name))
             .arg(holder)
-            .invoke_async::<u32>(&mut self.connection.clone())
+            .invoke_async::<u32>(&mut self.connection().await)
             .await
-            .map_err(failed(&self.url, "release a lease"))?;
+            .map_err(self.failed("release a lease"))?;
         Ok(())
     }
 
@@ -398,19 +451,19 @@ impl Driver for Redis {
         }
         let (notes,): (Vec<String>,) = pipe
             .zrangebyscore(&board, from, "+inf")
-            .query_async(&mut self.connection.clone())
+            .query_async(&mut self.connection().await)
             .await
-            .map_err(failed(&self.url, "tell the fleet"))?;
+            .map_err(self.failed("tell the fleet"))?;
         Ok(notes)
     }
 
     async fn ended(&self, lane: &str, key: &str) -> Result<()> {
         let name = key_name(&self.config(lane), key);
-        self.connection
-            .clone()
+        self.connection()
+            .await
             .expire(name, self.options.lease_ttl_s as i64)
             .await
-            .map_err(failed(&self.url, "let a key run out"))
+            .map_err(self.failed("let a key run out"))
     }
 
     async fn purge(&self) -> Result<usize> {
@@ -426,7 +479,7 @@ impl Driver for Redis {
                             .key(config.job_data_hash())
                             .key(config.job_meta_hash())
                             .arg(PURGE_BATCH)
-                            .invoke_async(&mut self.connection.clone())
+                            .invoke_async(&mut self.connection().await)
                             .await?;
                         purged += batch;
                         if batch < PURGE_BATCH {
@@ -439,16 +492,16 @@ impl Driver for Redis {
             }
             Ok::<_, RedisError>(purged)
         };
-        purged.await.map_err(failed(&self.url, "delete old jobs"))
+        purged.await.map_err(self.failed("delete old jobs"))
     }
 
     async fn run(&self, worker: Worker) -> Result<()> {
         let config = self.config(worker.lane_name());
         let storage: WithCodec<RedisStorage<Payload>, JobCodec> =
-            RedisStorage::new(self.connection.clone())
+            RedisStorage::new(self.connection().await)
                 .with_config(config)
                 .with_codec(JobCodec);
-        run_apalis!(storage, worker).map_err(failed(&self.url, "work"))
+        run_apalis!(storage, worker).map_err(self.failed("work"))
     }
 
     async fn listen(&self, pushed: &watch::Sender<()>) {

@@ -61,6 +61,13 @@ impl KeptCommits {
         }
     }
 
+    /// Drops an object that was damaged when it was kept.
+    pub(super) fn forget(&self, path: &ObjectPath) {
+        if let Some(file) = self.file(path) {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
     fn file(&self, path: &ObjectPath) -> Option<PathBuf> {
         let tag = self.tags().get(path)?.clone();
         let name = blake3::hash(format!("{}\n{path}\n{tag}", self.store).as_bytes());

@@ -31,12 +31,18 @@ impl Status {
                 |f| json!({"part": f.part.to_string(), "attempt": f.attempt, "message": f.message}),
             )
             .collect();
+        let troubled: Vec<Value> = self
+            .troubled
+            .iter()
+            .map(|(worker, t)| json!({"worker": worker, "since_unix_s": t.since_unix_s, "why": t.why}))
+            .collect();
         json!({
             "run": self.run, "state": self.state(), "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,
             "sft": self.fitted.map(|f| json!({"step": f.step, "loss": f.loss, "validation_loss": f.validation_loss})),
             "iteration_s": self.pace.map(|p| p.iteration_s), "left_s": self.pace.map(|p| p.left_s), "in_flight": in_flight, "failures": failures,
+            "troubled": troubled,
             "waiting": self.waiting_line().trim_start_matches("waiting: "),
         })
     }

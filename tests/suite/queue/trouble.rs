@@ -276,3 +276,68 @@ fn a_full_redis_ends_a_submission_with_the_code_of_the_queue() {
         "this command has ended: {said}"
     );
 }
+
+/// The address of the queue moves to another server, as after a failover, while the connections to
+/// the old one stay, which is a replica from now on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_behind_the_same_address_is_left() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(Manner::To(old.address())).await;
+    let url = format!("redis://{}", proxy.address);
+    let queue = Queue::open(&url, options()).await.unwrap();
+    queue.probe("w").await.unwrap();
+    proxy.set(Manner::To(new.address()));
+    let address = new.address();
+    let (host, port) = address.split_once(':').unwrap();
+    let demoted = old.command(&[b"REPLICAOF", host.as_bytes(), port.as_bytes()]);
+    assert_eq!(demoted.unwrap(), "+OK");
+    let begun = Instant::now();
+    while let Err(error) = queue.probe("w").await {
+        assert!(begun.elapsed() < LONG, "{error}");
+        sleep(Duration::from_millis(50)).await;
+    }
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    assert_eq!(queue.depth().await.unwrap(), [("gpu".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn a_cluster_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let server = RedisServer::start_with(&["--cluster-enabled", "yes", "--dir", dir]);
+    let error = Queue::open(&server.url(), options()).await.unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, Error::Cluster { .. }), "{message}");
+    assert!(message.contains("cluster-enabled no"), "{message}");
+}
+
+#[tokio::test]
+async fn trouble_is_reported_and_taken_back() {
+    for bed in [Bed::sqlite(), Bed::redis(), Bed::simulated()] {
+        let queue = bed.open().await;
+        let trouble = |why: &str| Trouble {
+            since_unix_s: 5,
+            why: why.to_owned(),
+        };
+        assert_eq!(queue.in_trouble().await.unwrap(), []);
+        for why in ["clock", "clock", "token"] {
+            queue.report_trouble("w", &trouble(why)).await.unwrap();
+            let found = queue.in_trouble().await.unwrap();
+            assert_eq!(found, [("w".to_owned(), trouble(why))]);
+        }
+        let dead = dead_process();
+        queue
+            .report_trouble(&dead, &trouble("clock"))
+            .await
+            .unwrap();
+        assert_eq!(queue.in_trouble().await.unwrap().len(), 1, "one is dead");
+        queue.trouble_is_over("w").await.unwrap();
+        assert_eq!(queue.in_trouble().await.unwrap(), []);
+        // A turn that is given back is the next one's at once.
+        for _ in 0..2 {
+            assert!(queue.planning_turn("r", LONG).await.unwrap());
+            assert!(!queue.planning_turn("r", LONG).await.unwrap());
+            queue.give_back_turn("r").await.unwrap();
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //! Redis under the production loop, gate and claims, and passes the same contract tests
 //! (`suite/queue`). Over a link with faults it also fails as they do.
 
-use super::world::{Fate, Link};
+use super::world::{Fate, Link, Sickness};
 use agentgym_queue::{BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker};
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -163,6 +163,11 @@ impl SimulatedDriver {
             source: "connection reset".into(),
         };
         let world = &self.link.world;
+        let reads = matches!(action, "due" | "depth" | "holder");
+        if self.link.sickness() == Some(Sickness::QueueReadOnly) && !reads {
+            self.link.answer().await;
+            return Err(failed());
+        }
         world.may_panic("the queue's code", |f| f.queue_panics);
         let fate = self.link.ask().await;
         if fate == Fate::Refused {

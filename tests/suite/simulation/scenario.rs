@@ -5,7 +5,7 @@
 use super::queue::{Server, SimulatedDriver};
 use super::stages::CheapStages;
 use super::store::SimulatedStore;
-use super::world::{Counts, Faults, Link, Rng, World};
+use super::world::{Counts, Faults, Link, Log, Rng, Sickness, World};
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -36,7 +36,7 @@ jobs: {rollout_part_tasks: 2, sft_part_steps: 2, backoff_s: 1, vanished_max: 100
 ";
 
 /// Shapes of a run; the seed selects one.
-pub(super) const SHAPES: [&[&str]; 5] = [
+pub(super) const SHAPES: [&[&str]; 6] = [
     &[],
     &[
         "algorithm.lag=1",
@@ -55,7 +55,11 @@ pub(super) const SHAPES: [&[&str]; 5] = [
         "evaluation.sets=[]",
         "trainer.total_training_steps=6",
     ],
+    &["trainer.total_training_steps=60"],
 ];
+
+/// The shapes that seeds select; the last one is long.
+pub(super) const PLAYED: u64 = SHAPES.len() as u64 - 1;
 
 /// The end state of a world.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ pub(super) struct Ending {
 /// Plays a seed in simulated time.
 pub(super) fn play(seed: u64, keep_log: bool) -> Ending {
     let mut rng = Rng::new(seed);
-    let shape = rng.below(SHAPES.len() as u64) as usize;
+    let shape = rng.below(PLAYED) as usize;
     let faults = Faults::of(&mut rng);
     in_own_time(rng, shape, faults, keep_log)
 }
@@ -86,26 +90,77 @@ pub(super) fn play_with_a_death(shape: usize, crash_at: u64) -> Ending {
     in_own_time(Rng::new(0), shape, faults, false)
 }
 
+/// Plays a shape with healthy workers alone, and returns how long it took and what came of it; with
+/// one more worker that falls sick, if there is one. It reports the sick one's attempts that began
+/// more than half a minute after.
+pub(super) fn play_with_a_sick_one(
+    shape: usize,
+    sick: Option<Sickness>,
+) -> (Duration, Ending, usize) {
+    let faults = Faults {
+        answer_ms: 5,
+        ..Faults::default()
+    };
+    let mut late = 0;
+    let mut took = Duration::ZERO;
+    let ending = in_time(async {
+        let world = World::new(Rng::new(7), faults, true);
+        let scene = Scene::set(world, shape).await;
+        let scene = Arc::new(Scene {
+            serves_all_runs: true,
+            sick,
+            ..scene
+        });
+        let born = Instant::now();
+        let workers = 3 + usize::from(sick.is_some());
+        let digest = scene.play_with(workers).await;
+        let log = scene.world.log();
+        took = log.commits.values().max().map_or(took, |last| *last - born);
+        let begins = |line: &&String| {
+            let ms: u64 = line
+                .trim()
+                .split(' ')
+                .next()
+                .and_then(|ms| ms.parse().ok())
+                .unwrap_or(0);
+            line.contains(" w3.") && line.contains("start.json done") && ms > 34_000
+        };
+        late = log.lines.iter().filter(begins).count();
+        Ending::of(&scene, digest, &log)
+    });
+    (took, ending, late)
+}
+
 fn in_own_time(rng: Rng, shape: usize, faults: Faults, keep_log: bool) -> Ending {
+    in_time(async {
+        let world = World::new(rng, faults, keep_log);
+        let scene = Arc::new(Scene::set(world, shape).await);
+        let digest = scene.play().await;
+        let log = scene.world.log();
+        Ending::of(&scene, digest, &log)
+    })
+}
+
+fn in_time(playing: impl Future<Output = Ending>) -> Ending {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap();
-    runtime.block_on(async {
-        let world = World::new(rng, faults, keep_log);
-        let scene = Arc::new(Scene::set(world, shape).await);
-        let digest = scene.play().await;
-        let log = scene.world.log();
-        Ending {
-            shape,
+    runtime.block_on(playing)
+}
+
+impl Ending {
+    fn of(scene: &Scene, digest: String, log: &Log) -> Self {
+        Self {
+            shape: scene.shape,
             digest,
             violations: log.violations.clone(),
             hash: log.hash,
             lines: log.lines.clone(),
             counts: log.counts,
         }
-    })
+    }
 }
 
 fn config(shape: usize) -> ResolvedConfig {
@@ -132,6 +187,8 @@ struct Scene {
     processes: Mutex<Vec<Option<Process>>>,
     cache_dir: PathBuf,
     serves_all_runs: bool,
+    /// What the fourth worker suffers.
+    sick: Option<Sickness>,
 }
 
 impl Scene {
@@ -160,12 +217,17 @@ impl Scene {
             // Nothing is cached there: simulated artifacts are read in memory.
             cache_dir: std::env::temp_dir().join(format!("simulation-{}", std::process::id())),
             serves_all_runs,
+            sick: None,
             world,
         }
     }
 
     async fn play(self: &Arc<Self>) -> String {
         let workers = 1 + self.world.rng().below(4) as usize;
+        self.play_with(workers).await
+    }
+
+    async fn play_with(self: &Arc<Self>, workers: usize) -> String {
         self.processes().resize_with(workers, || None);
         for index in 0..workers {
             tokio::spawn(Arc::clone(self).keep_running(index));
@@ -269,6 +331,11 @@ impl Scene {
     async fn keep_running(self: Arc<Self>, index: usize) {
         for incarnation in 0_u32.. {
             let link = Link::new(format!("w{index}.{incarnation}"), Arc::clone(&self.world));
+            if let (3, Some(sickness)) = (index, self.sick) {
+                // A plan that was read once is not read again.
+                let well_s = 4 * u64::from(sickness != Sickness::OldProgram);
+                link.falls_sick(Instant::now() + Duration::from_secs(well_s), sickness);
+            }
             let drain = CancellationToken::new();
             self.processes()[index] = Some(Process {
                 link: Arc::clone(&link),

@@ -2,16 +2,16 @@
 //! and immediately checks some invariants: no worker starts a part whose commit it has seen, a
 //! commit's inputs are committed before it, and only files and journals are ever deleted.
 
-use super::world::{Fate, Link};
+use super::world::{Fate, Link, Sickness};
 use async_trait::async_trait;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 use serde_json::Value;
 use std::fmt;
@@ -72,6 +72,70 @@ fn is_commit(key: &str) -> bool {
 /// Whether a crash may leave half of this object: nothing refers to it before it is complete.
 fn may_be_torn(key: &str) -> bool {
     matches!(key.split('/').nth(2), Some("files" | "journal"))
+}
+
+/// The same object with every byte changed.
+async fn garbled(got: GetResult) -> Result<GetResult> {
+    let (meta, range, attributes) = (got.meta.clone(), got.range.clone(), got.attributes.clone());
+    let bytes = got.bytes().await?;
+    let wrong: Vec<u8> = bytes.iter().map(|byte| byte ^ 1).collect();
+    let payload = GetResultPayload::Stream(stream::once(async { Ok(wrong.into()) }).boxed());
+    Ok(GetResult {
+        payload,
+        meta,
+        range,
+        attributes,
+        extensions: Default::default(),
+    })
+}
+
+/// What a sick process is answered instead of the truth, if anything.
+async fn ail(link: &Link, writes: bool, location: &Path) -> Result<()> {
+    use super::world::Sickness::{
+        Blind, Expired, FilesUnreadable, FilesUnwritable, Full, Hangs, Refused, Unwritable,
+    };
+    let Some(sickness) = link.sickness() else {
+        return Ok(());
+    };
+    let is_file = may_be_torn(location.as_ref());
+    let error = match sickness {
+        Hangs => std::future::pending().await,
+        Refused => refused(location),
+        Unwritable if writes => refused(location),
+        FilesUnwritable if writes && is_file => refused(location),
+        FilesUnreadable if !writes && is_file => refused(location),
+        Expired => Error::Generic {
+            store: "simulated",
+            source: "400 Bad Request: <Code>ExpiredToken</Code>".into(),
+        },
+        Full if writes => Error::Generic {
+            store: "simulated",
+            source: Box::new(std::io::Error::from(std::io::ErrorKind::StorageFull)),
+        },
+        Blind if !writes => Error::NotFound {
+            path: location.to_string(),
+            source: "404".into(),
+        },
+        _ => return Ok(()),
+    };
+    link.answer().await;
+    link.note("request", location.as_ref(), "ails");
+    Err(error)
+}
+
+/// A listing misses nothing.
+fn unless_blind(error: Error) -> Result<()> {
+    match error {
+        Error::NotFound { .. } => Ok(()),
+        other => Err(other),
+    }
+}
+
+fn refused(location: &Path) -> Error {
+    Error::PermissionDenied {
+        path: location.to_string(),
+        source: "403 Forbidden: <Code>RequestTimeTooSkewed</Code>".into(),
+    }
 }
 
 /// [`Link::ask`] in code that may panic.
@@ -136,6 +200,7 @@ impl ObjectStore for SimulatedStore {
     ) -> Result<PutResult> {
         let (link, key) = (&self.link, location.as_ref());
         assert_eq!(options.mode, PutMode::Create, "{key} could be overwritten");
+        ail(link, true, location).await?;
         let world = &link.world;
         let told = commit_of(key).filter(|commit| link.has_seen(commit));
         let fate = ask(link).await;
@@ -186,8 +251,16 @@ impl ObjectStore for SimulatedStore {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (link, key) = (&self.link, location.as_ref());
+        ail(link, false, location).await?;
         let fate = ask(link).await;
         let got = self.objects.get_opts(location, options).await;
+        let got = match (link.sickness(), got) {
+            (Some(Sickness::Garbled), Ok(got)) => Ok(garbled(got).await?),
+            (Some(Sickness::OldProgram), Ok(got)) if key.contains("/plan/") => {
+                Ok(garbled(got).await?)
+            }
+            (_, got) => got,
+        };
         let how = if got.is_ok() { "found" } else { "missing" };
         link.note("get", key, how);
         link.answer().await;
@@ -204,6 +277,9 @@ impl ObjectStore for SimulatedStore {
         let (objects, link) = (Arc::clone(&self.objects), Arc::clone(&self.link));
         let prefix = prefix.cloned();
         let listed = async move {
+            ail(&link, false, &Path::from("runs"))
+                .await
+                .or_else(unless_blind)?;
             let fate = ask(&link).await;
             let listed: Vec<ObjectMeta> = objects.list(prefix.as_ref()).try_collect().await?;
             let about = prefix.as_ref().map_or("", AsRef::as_ref);
@@ -223,6 +299,8 @@ impl ObjectStore for SimulatedStore {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let about = Path::from("runs");
+        ail(&self.link, false, &about).await.or_else(unless_blind)?;
         let fate = ask(&self.link).await;
         let listed = self.objects.list_with_delimiter(prefix).await;
         self.link.note("list", "runs", "");
@@ -242,6 +320,7 @@ impl ObjectStore for SimulatedStore {
             let (objects, link) = (Arc::clone(&objects), Arc::clone(&link));
             async move {
                 let key = location.as_ref();
+                ail(&link, true, &location).await?;
                 let fate = ask(&link).await;
                 if fate != Fate::Refused {
                     if !may_be_torn(key) && !key.starts_with("probe") {

@@ -306,6 +306,49 @@ fn is_attempt(head: &str) -> bool {
     !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
 }
 
+/// What a process that is sick suffers for good, and no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sickness {
+    /// Every request is refused, as with a wrong clock (403).
+    Refused,
+    /// Its token has expired (400).
+    Expired,
+    /// It may write nothing.
+    Unwritable,
+    /// It may write no file of an attempt.
+    FilesUnwritable,
+    /// It may read no file of an attempt.
+    FilesUnreadable,
+    /// The disk is full.
+    Full,
+    /// No request is ever answered.
+    Hangs,
+    /// Every object that it reads is missing.
+    Blind,
+    /// Every byte that it reads is wrong.
+    Garbled,
+    /// It cannot read the plan.
+    OldProgram,
+    /// The queue takes none of its writes.
+    QueueReadOnly,
+}
+
+impl Sickness {
+    pub(super) const ALL: [Self; 11] = [
+        Self::Refused,
+        Self::Expired,
+        Self::Unwritable,
+        Self::FilesUnwritable,
+        Self::FilesUnreadable,
+        Self::Full,
+        Self::Hangs,
+        Self::Blind,
+        Self::Garbled,
+        Self::OldProgram,
+        Self::QueueReadOnly,
+    ];
+}
+
 /// A process's connection to everything outside of it.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -316,6 +359,7 @@ pub(super) struct Link {
     stopped_until: Mutex<Option<Instant>>,
     /// Commits that the process has seen.
     seen: Mutex<BTreeSet<String>>,
+    sickness: Mutex<Option<(Instant, Sickness)>>,
 }
 
 impl Link {
@@ -327,7 +371,18 @@ impl Link {
             death: Notify::new(),
             stopped_until: Mutex::default(),
             seen: Mutex::default(),
+            sickness: Mutex::default(),
         })
+    }
+
+    /// The process is sick from `from` on, for good.
+    pub(super) fn falls_sick(&self, from: Instant, sickness: Sickness) {
+        *lock(&self.sickness) = Some((from, sickness));
+    }
+
+    pub(super) fn sickness(&self) -> Option<Sickness> {
+        let sick = lock(&self.sickness).filter(|(from, _)| *from <= Instant::now());
+        sick.map(|(_, sickness)| sickness)
     }
 
     /// Like SIGKILL.

@@ -1,7 +1,7 @@
 //! Large objects are sent in parts, and are as patient as small ones: what is sent stays sent.
 
 use super::{Bench, manifest, slot};
-use agentgym_storage::{AttemptId, Inputs, Outputs, Store};
+use agentgym_storage::{AttemptId, Error, Inputs, Outputs, Patience, Store};
 use agentgym_tests::s3::{Manners, S3Server};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -23,11 +23,19 @@ fn patient(
 ) -> (Store, Arc<AtomicUsize>) {
     let waits = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&waits);
-    let patient = store.patient(move |_, _| {
-        then(count.fetch_add(1, Ordering::SeqCst) + 1);
+    (store.patient(Waits { count, then }), waits)
+}
+
+struct Waits<F> {
+    count: Arc<AtomicUsize>,
+    then: F,
+}
+
+impl<F: Fn(usize) + Send + Sync> Patience for Waits<F> {
+    fn waits(&self, _: &Error, _: Duration) -> bool {
+        (self.then)(self.count.fetch_add(1, Ordering::SeqCst) + 1);
         true
-    });
-    (patient, waits)
+    }
 }
 
 /// Uploads are refused for longer than the client's own retries, once before an upload has begun and

@@ -99,7 +99,8 @@ async fn wrong_credentials_and_missing_buckets_are_told_apart() {
             text.contains("AWS_SECRET_ACCESS_KEY") && !text.contains("topsecret"),
             "{text}"
         );
-        assert_eq!(error.verdict(), Verdict::GiveUp);
+        // It may pass: a token is renewed, a clock is set.
+        assert_eq!(error.verdict(), Verdict::Retry);
     }
 
     let url = server.url.replace("s3://bucket", "s3://nowhere");

@@ -1,26 +1,39 @@
 //! What a worker does after an attempt, and when the store, the queue or its device fails.
 
-use super::{TROUBLE_ASK_STORE, TROUBLE_MAX, TROUBLE_PAUSE, Worker, held};
+use super::{
+    LOOK_EVERY, NOT_MINE_PAUSE, TROUBLE_ASK_STORE, TROUBLE_MAX, TROUBLE_PAUSE, Worker, held,
+};
 use crate::attempt::Ended;
 use crate::context::Event;
 use crate::run_state::RunState;
-use crate::{Cause, Error, Result};
+use crate::{Cause, Error, Result, health, panics};
 use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_queue::Handled;
 use agentgym_storage::RunId;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+/// How often a worker repeats its report of trouble.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
 impl Worker {
-    /// Reports a failure. A worker that ends with its run also stops if waiting is hopeless: a
-    /// message and an exit code are more useful than a silent loop.
-    pub(super) async fn in_trouble(&self, error: Error) {
+    /// Reports a failure outside of an attempt, and steps back: from everything if the store or the
+    /// queue fails this worker, else from the run. A worker that ends with its run also stops if
+    /// waiting is hopeless: a message and an exit code are more useful than a silent loop.
+    pub(super) async fn in_trouble(&self, of: Option<&str>, error: Error) {
         let message = error.to_string();
         if error.is_internal() {
             tracing::error!("{message}");
         }
-        self.options.meters.in_trouble(&message);
+        match of {
+            Some(run) if !matches!(error.cause(), Cause::Store | Cause::Queue) => {
+                self.options.meters.in_trouble(&message);
+                self.health.avoid(run);
+            }
+            _ => self.health.step_back(&error),
+        }
         let _ = self.events.send(Event::Waiting { message });
         let Some(run) = self.options.run.as_ref() else {
             return;
@@ -42,8 +55,48 @@ impl Worker {
     }
 
     pub(super) fn out_of_trouble(&self) {
-        self.options.meters.out_of_trouble();
-        *held(&self.trouble) = None;
+        if !self.health.is_sick() {
+            self.options.meters.out_of_trouble();
+            *held(&self.trouble) = None;
+        }
+    }
+
+    /// Reports this worker's trouble to the fleet, and finds out when it is over.
+    pub(super) async fn mind_health(self: Arc<Self>) {
+        let (store, queue) = (&self.options.store, &self.options.queue);
+        let name = &self.options.name;
+        let mut reported: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(LOOK_EVERY / 5) => {}
+            }
+            if self.health.is_due() {
+                let probing = health::probe(name, (store, queue, &self.options.cache_dir));
+                match panics::caught(probing).await {
+                    Ok(()) => self.health.recovered(),
+                    Err(e) => self.in_trouble(None, e).await,
+                }
+            }
+            let trouble = self.health.trouble();
+            match (&trouble, reported) {
+                (Some(_), Some(at)) if at.elapsed() < REPORT_EVERY => continue,
+                (None, None) => continue,
+                (now, _) => reported = now.as_ref().map(|_| Instant::now()),
+            }
+            // A panic here would leave this worker paused for good.
+            let reporting = panics::caught(async {
+                match &trouble {
+                    Some(trouble) => queue.report_trouble(name, trouble).await?,
+                    None => queue.trouble_is_over(name).await?,
+                }
+                Ok(())
+            });
+            if let Err(e) = reporting.await {
+                tracing::debug!("the fleet does not know of the trouble: {e}");
+            }
+        }
     }
 
     pub(super) async fn after(
@@ -53,40 +106,51 @@ impl Worker {
         id: PartId,
         attempt: u32,
         ended: Ended,
-    ) -> Result<()> {
+    ) -> Result<Handled> {
+        if !matches!(ended, Ended::Taken | Ended::Declined(_)) {
+            self.health.begins(run.as_str());
+        }
         match ended {
             Ended::Committed(manifest) | Ended::Superseded(manifest) => {
-                if manifest.attempt != attempt {
-                    let _ = self.events.send(Event::Superseded { part: id });
+                match manifest.attempt == attempt {
+                    true => self.health.committed(),
+                    false => _ = self.events.send(Event::Superseded { part: id }),
                 }
                 let mut state = shared.lock().await;
                 state.progress.insert(id);
                 state.remember(id, manifest);
                 drop(state);
-                self.plan_after(shared, id).await
+                self.plan_after(shared, id).await?;
             }
             Ended::Drained => {
                 let state = shared.lock().await;
                 if state.on_hold() {
-                    return Ok(());
+                    return Ok(Handled::Done);
                 }
                 // Attempt numbers have no gaps, so the number is the count of attempts.
                 let job = state.job(id, attempt as usize);
-                state.push(&self.options.queue, &job, Duration::ZERO).await
+                state
+                    .push(&self.options.queue, &job, Duration::ZERO)
+                    .await?;
             }
-            Ended::Taken => Ok(()),
+            Ended::Taken => {}
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
-                Ok(())
+                self.health.avoid(run.as_str());
+                return Ok(Handled::PutBack(NOT_MINE_PAUSE));
             }
             Ended::Failed(error) => {
+                if matches!(error.cause(), Cause::Store | Cause::Queue) {
+                    self.health.step_back(&error);
+                }
                 let state = shared.lock().await;
                 let attempts = self.options.store.attempts(&state.slot(id)).await?;
                 let failed = state.failed(&attempts);
                 // The attempt has waited for the store as long as this worker may. A worker that
-                // does not end with its run keeps waiting.
-                let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp
-                    || (self.options.exit_when_finished && error.is_outage());
+                // does not end with its run leaves the part to others, who may be better off.
+                let is_over = error.verdict() == agentgym_storage::Verdict::GiveUp;
+                let hopeless = error.is_for_good()
+                    || (self.options.exit_when_finished && (is_over || error.is_outage()));
                 let left = if hopeless {
                     0
                 } else {
@@ -110,7 +174,7 @@ impl Worker {
                     };
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
                     self.leave_if_lost(error);
-                    return Ok(());
+                    return Ok(Handled::Done);
                 }
                 let (job, mut delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
                 if error.is_outage() {
@@ -119,9 +183,10 @@ impl Worker {
                 let pushed = state.push(&self.options.queue, &job, delay).await;
                 drop(state);
                 self.leave_if_lost(error);
-                pushed
+                pushed?;
             }
         }
+        Ok(Handled::Done)
     }
 
     /// Ends this worker if its device is lost and it can do no more work. Other workers, or a

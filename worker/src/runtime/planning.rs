@@ -5,7 +5,7 @@ use super::Worker;
 use crate::Cause;
 use crate::context::Event;
 use crate::run_state::RunState;
-use crate::{Result, guard, panics};
+use crate::{Error, Result, guard, panics};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::RunId;
 use std::sync::Arc;
@@ -97,9 +97,8 @@ impl Worker {
     pub(super) async fn plan_now_and_then(self: Arc<Self>) {
         let mut first = true;
         loop {
-            if let Err(e) = panics::caught(self.plan_all(std::mem::take(&mut first))).await {
-                tracing::debug!("planning: {e}");
-                self.in_trouble(e).await;
+            if !self.health.is_sick() {
+                self.plan_all(std::mem::take(&mut first)).await;
             }
             tokio::select! {
                 biased;
@@ -109,19 +108,32 @@ impl Worker {
         }
     }
 
-    async fn plan_all(&self, at_once: bool) -> Result<()> {
+    async fn plan_all(&self, at_once: bool) {
         let runs = match &self.options.run {
             Some(run) => vec![run.clone()],
-            None => self.runs(at_once).await?,
+            None => match panics::caught(self.runs(at_once)).await {
+                Ok(runs) => runs,
+                Err(e) => return self.cannot_plan("*", e).await,
+            },
         };
         // A run that cannot be read does not hold up the others.
-        let mut failed = None;
         for run in runs {
-            if let Err(e) = self.plan_run(&run, at_once).await {
-                failed.get_or_insert(e);
+            if self.health.avoids(run.as_str()) {
+                continue;
+            }
+            if let Err(e) = panics::caught(self.plan_run(&run, at_once)).await {
+                self.cannot_plan(run.as_str(), e).await;
             }
         }
-        failed.map_or(Ok(()), Err)
+    }
+
+    /// Gives the turn back: whoever is well takes it at once.
+    async fn cannot_plan(&self, turn: &str, error: Error) {
+        tracing::debug!(turn, "planning: {error}");
+        if let Err(e) = self.options.queue.give_back_turn(turn).await {
+            tracing::debug!(turn, "the planning turn was not given back: {e}");
+        }
+        self.in_trouble(Some(turn), error).await;
     }
 
     /// The runs to look at: the known ones, and periodically all runs in the store.
