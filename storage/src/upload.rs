@@ -128,20 +128,27 @@ impl Upload {
         self.wait(0).await?;
         let parts: Vec<PartId> = std::mem::take(&mut self.sent).into_values().collect();
         let target = &self.target;
-        let (path, id) = (&target.path, &target.id);
-        // The server may read all parts for it.
-        let completed = target.ask(self.bytes, || {
-            target.server.complete_multipart(path, id, parts.clone())
-        });
-        match completed.await {
-            Ok(_) => {}
-            Err(e) if e.may_pass() => return Err(e),
+        let (path, id, bytes) = (&target.path, &target.id, self.bytes);
+        let complete = || async {
+            let completed = target.server.complete_multipart(path, id, parts.clone());
+            let error = match completed.await {
+                Ok(_) => return Ok(()),
+                Err(e) => target.store.failed("write", path, &e),
+            };
             // The answer to an earlier request may be lost: then the upload is over, servers refuse
             // to complete it again in different ways, and the object is there.
-            Err(_)
-                if (target.store.size(&target.key).await).is_ok_and(|size| size == self.bytes) => {}
-            Err(e) => return Err(target.ended(e)),
-        }
+            let is_there = match error {
+                Error::Unavailable { .. } | Error::Full { .. } => false,
+                _ => (target.store.size(&target.key).await).is_ok_and(|size| size == bytes),
+            };
+            match is_there {
+                true => Ok(()),
+                false => Err(error),
+            }
+        };
+        // The server may read all parts for it.
+        let completed = target.store.persist(("write", path, bytes), complete).await;
+        completed.map_err(|e| target.ended(e))?;
         self.is_complete = true;
         Ok(())
     }
