@@ -247,7 +247,7 @@ fn a_longer_run_of_the_same_config_is_named() {
 #[test]
 fn what_a_run_without_workers_names_is_done() {
     let scene = Scene::new();
-    let begun = scene.path("s/runs/r/commits/00000000/init");
+    let begun = scene.path("s/runs/r/commits/00000000/init/000000.json");
     let line = "run.yaml --store s trainer.total_training_steps=40 jobs.lease_ttl_s=2";
     let mut command = program("agentgym-submit");
     command
