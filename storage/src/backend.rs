@@ -128,6 +128,7 @@ fn folder(path: &Path) -> Result<Backend> {
     let parts = FolderParts {
         files: Arc::clone(&files),
         root: root.clone(),
+        part_bytes: PART_BYTES,
     };
     Ok(Backend {
         objects: files,

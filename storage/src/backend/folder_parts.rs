@@ -1,7 +1,6 @@
 //! A large object in a folder, written part by part. Each part has its place, so one that met a full
 //! disk is written again; the upload of `object_store` would begin the whole object again.
 
-use super::PART_BYTES;
 use async_trait::async_trait;
 use object_store::local::LocalFileSystem;
 use object_store::multipart::{MultipartStore, PartId};
@@ -16,6 +15,8 @@ use std::sync::Arc;
 pub(super) struct FolderParts {
     pub(super) files: Arc<LocalFileSystem>,
     pub(super) root: PathBuf,
+    /// Bytes of every part but the last.
+    pub(super) part_bytes: usize,
 }
 
 impl FolderParts {
@@ -62,9 +63,10 @@ impl MultipartStore for FolderParts {
         part_idx: usize,
         data: PutPayload,
     ) -> Result<PartId> {
+        let begin = (part_idx * self.part_bytes) as u64;
         self.on(path, move |draft, _| {
             let mut file = OpenOptions::new().write(true).open(draft)?;
-            file.seek(SeekFrom::Start((part_idx * PART_BYTES) as u64))?;
+            file.seek(SeekFrom::Start(begin))?;
             data.iter().try_for_each(|piece| file.write_all(piece))?;
             Ok(PartId {
                 content_id: String::new(),
