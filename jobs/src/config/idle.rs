@@ -61,7 +61,7 @@ pub(super) fn note(given: &Value, tree: &Value, config: &Config) -> Option<Strin
             let rest = key.path.strip_prefix(*head);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let idle = |(heads, used, _): &&Row| heads.iter().any(|head| below(&head)) && !used(config);
+        let idle = |(heads, used, _): &&Row| heads.iter().any(&below) && !used(config);
         if let Some((.., because)) = ROWS.iter().find(idle) {
             named.push(format!("{} ({because})", key.path));
         }
