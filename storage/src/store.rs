@@ -1,6 +1,7 @@
 //! The store: create, read, list. Objects cannot be overwritten, and only retention deletes them,
 //! so a reader never sees a change.
 
+mod asking;
 mod counters;
 mod kept;
 mod patience;

@@ -10,10 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use ::redis::{
-    AsyncCommands, Client, ErrorKind, RedisError, RedisResult, Script,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-};
+use ::redis::{AsyncCommands, Client, RedisError, RedisResult, Script, aio::ConnectionManager};
 use agentgym_text::without_secrets;
 use apalis_core::{
     backend::ext::{BackendExt, with_codec::WithCodec},
@@ -27,6 +24,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+mod connect;
+
+use self::connect::{CONNECT_TIMEOUT, advice, connect, is_refusal};
 use super::run::run_apalis;
 use crate::{
     codec::{JobCodec, Payload},
@@ -41,8 +41,6 @@ const APALIS_QUEUES: &str = "core:apalis:queues:list";
 
 /// Covers pushes whose message was lost, and delayed jobs that become due.
 const POLL_MS: u64 = 200;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A replica is not left more often than this.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 /// The TTL of a key while its job waits or runs. It limits the damage if Redis loses a job but
@@ -50,14 +48,6 @@ const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Jobs deleted per script: Redis serves no other client meanwhile.
 const PURGE_BATCH: usize = 500;
-
-const ADVICE: &str = "Check that Redis runs there and lets this machine in (`rediss://…` if it \
-    speaks TLS); without a server use `sqlite:PATH`";
-const ADVICE_TLS: &str = "Check that Redis speaks TLS there and lets this machine in; one without \
-    TLS is `redis://…`";
-
-const ADVICE_AUTHORITY: &str = "If a private authority signed the server's certificate, name a file \
-    with that authority's certificate in SSL_CERT_FILE";
 
 const RENEW: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
     return redis.call('PEXPIRE', KEYS[1], ARGV[2]) else return 0 end";
@@ -106,11 +96,7 @@ impl Redis {
                 true => Self::refused(url, options, source),
                 false => Error::Open {
                     url: without_secrets(url),
-                    advice: match url.starts_with("rediss:") {
-                        true if source.to_string().contains("UnknownIssuer") => ADVICE_AUTHORITY,
-                        true => ADVICE_TLS,
-                        false => ADVICE,
-                    },
+                    advice: advice(url, &source),
                     source: source.into(),
                 },
             })?;
@@ -273,22 +259,6 @@ impl Redis {
         }
         Ok(())
     }
-}
-
-async fn connect(client: &Client) -> RedisResult<ConnectionManager> {
-    let config = ConnectionManagerConfig::new()
-        .set_response_timeout(Some(RESPONSE_TIMEOUT))
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        // A worker's supervisor retries too, and a user waits for this call.
-        .set_number_of_retries(1)
-        .set_max_delay(Duration::from_secs(1));
-    client.get_connection_manager_with_config(config).await
-}
-
-/// True if the server rejects the password or user, or the user lacks the permission.
-fn is_refusal(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::AuthenticationFailed
-        || matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
 }
 
 /// In whole seconds, as apalis writes it.
