@@ -42,6 +42,11 @@ fn a_plan_ends_as_its_run_would() {
         ("no/folder", "no folder"),
         ("model.gguf", "is a GGUF file"),
         ("run.yaml", "is a file"),
+        // Two hundred billion parameters.
+        (
+            "tiny?hidden=8192&layers=200&heads=64&kv_heads=8&intermediate=28672&vocab=151936",
+            "take a smaller model",
+        ),
     ] {
         let given = format!("actor_rollout_ref.model.path={path}");
         let words = ["key `actor_rollout_ref.model.path`", why];
