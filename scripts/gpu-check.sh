@@ -351,13 +351,13 @@ for row in json.load(sys.stdin)["iterations"]:
 
 rows=()
 
-# Writes the table as it stands; a full disk takes the file and not the run.
 table() {
-  {
-    printf '%-14s %-9s %9s  %s\n' section word seconds result
-    [ ${#rows[@]} -eq 0 ] || printf '%s\n' "${rows[@]}"
-  } >"$OUT/table.txt" || echo "gpu-check: the table cannot be written to $OUT" >&2
+  printf '%-14s %-9s %9s  %s\n' section word seconds result
+  printf '%s\n' "${rows[@]}"
 }
+
+# Writes the table as it stands; a full disk takes the file and not the run.
+keep_table() { table >"$OUT/table.txt" || echo "gpu-check: the table cannot be written to $OUT" >&2; }
 
 row() { printf -v "$1" '%-14s %-9s %9s  %.300s' "${@:2}"; }
 
@@ -376,7 +376,7 @@ guarded() {
   esac
   row line "$name" running "/$limit" "since $(date -u +%T)"
   rows+=("$line")
-  table
+  keep_table
   echo "== $name, $DEVICE, $SHAPE, at most $limit s, $(date -u +%T)" | tee -a "$OUT/$log.log" || true
   # What it prints goes to the log and to this output as it comes, and is kept to be judged.
   output="$(
@@ -403,7 +403,7 @@ guarded() {
   [ "$name" != first ] || [ "$word" = ok ] || [ "$word" = "not here" ] || broken=first
   row line "$name" "$word" "$((SECONDS - begun))/$limit" "$result"
   rows[-1]="$line"
-  table
+  keep_table
 }
 
 run_sections() {
@@ -416,8 +416,7 @@ run_sections() {
   echo "gpu-check: kit $(cat VERSION), $# sections, at most $sum s in all"
   for name in "$@"; do guarded "$name"; done
   echo
-  printf '%-14s %-9s %9s  %s\n' section word seconds result
-  printf '%s\n' "${rows[@]}"
+  table
 }
 
 # A kit must be whole, and of one version.

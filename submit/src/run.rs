@@ -146,6 +146,10 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
                     }
                 };
                 if stored.same_bindings(&revised) && !needs_new_revision(&store, &stored).await? {
+                    let view = viewed(&store, &stored, &queue);
+                    if !is_finished(&view).await? {
+                        may_begin(&view).await?;
+                    }
                     break stored;
                 }
                 revised
@@ -168,6 +172,11 @@ fn viewed(store: &Store, plan: &Arc<Plan>, queue: &Option<String>) -> RunView {
         plan: Arc::clone(plan),
         queue: queue.clone(),
     }
+}
+
+/// Under an unchanged plan a finished run needs nothing.
+async fn is_finished(view: &RunView) -> Result<bool> {
+    Ok(view.progress().await?.finished(&view.plan))
 }
 
 /// Asks whatever can refuse a run of this process, before its plan is written: a plan stays.
@@ -260,6 +269,9 @@ pub(crate) async fn revise(
         };
         let same = stored.same_bindings(&revised);
         if same && !needs_new_revision(store, &stored).await? {
+            if !is_finished(&view).await? {
+                ask(&stored).await?;
+            }
             return Ok(stored);
         }
         ask(&revised).await?;

@@ -10,6 +10,8 @@ use agentgym_tests::program::{Running, finish, program, workspace};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Options of other programs that messages name.
@@ -358,39 +360,55 @@ fn what_refuses_a_new_run_leaves_nothing_and_its_remedy_works() {
     assert_eq!(runs, 1, "the fork was left behind");
     // An environment of `envs` is named by its own key.
     let env = "actor_rollout_ref.agentgym.envs={w: {task_name: textcraft, env_addr: 'http://127.0.0.1:9'}}";
-    let mut command = program("agentgym-submit");
-    command
-        .args([
-            "run.yaml",
-            "--store",
-            "t",
-            env,
-            "data.tasks=[{env: w, ids: 0..8}]",
-        ])
-        .current_dir(scene.folder());
-    let output = finish(command);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let play = |more: &[&str]| {
+        let mut command = program("agentgym-submit");
+        command
+            .args(["run.yaml", "--store", "t", env])
+            .arg("data.tasks=[{env: w, ids: 0..8}]")
+            .args(more)
+            .current_dir(scene.folder())
+            .env("AGENTGYM_CACHE", scene.path("cache"));
+        let output = finish(command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
     let key = "actor_rollout_ref.agentgym.envs.w.env_addr=";
+    let (_, said) = play(&[]);
     assert!(said.contains(key), "{said}");
-    let mut command = program("agentgym-submit");
-    let instead = format!("{key}builtin:worlds?depths=1-1");
-    command
-        .args([
-            "run.yaml",
-            "--store",
-            "t",
-            env,
-            "data.tasks=[{env: w, ids: 0..8}]",
-            &instead,
-        ])
-        .current_dir(scene.folder())
-        .env("AGENTGYM_CACHE", scene.path("cache"));
-    let output = finish(command);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
+    let (succeeds, said) = play(&[&format!("{key}builtin:worlds?depths=1-1")]);
+    assert!(succeeds, "{said}");
+}
+
+/// A run that exists asks its environment before it starts a worker, under an unchanged plan too; one
+/// that is finished does not.
+#[test]
+fn an_environment_that_went_away_is_noticed_before_anything_starts() {
+    let scene = Scene::new();
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", server.local_addr().unwrap());
+    let line = format!(
+        "run.yaml --store s actor_rollout_ref.agentgym.env_addr={address} \
+         actor_rollout_ref.agentgym.max_retries=0 actor_rollout_ref.rollout.fault_retries=0 \
+         jobs.failures_max=1"
     );
+    // It hangs up on everybody, until it is gone.
+    server.set_nonblocking(true).unwrap();
+    let is_open = Arc::new(AtomicBool::new(true));
+    let hangs_up = std::thread::spawn({
+        let is_open = Arc::clone(&is_open);
+        move || {
+            while is_open.load(Ordering::SeqCst) {
+                if server.accept().is_err() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        }
+    });
+    let played = scene.refuses(&line, 5, &[&address]);
+    assert!(!played.contains("Nothing was written"), "{played}");
+    is_open.store(false, Ordering::SeqCst);
+    hangs_up.join().unwrap();
+    scene.refuses(&line, 5, &["Nothing was written", &address]);
 }
 
 #[test]
