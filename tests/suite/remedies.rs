@@ -10,8 +10,6 @@ use agentgym_tests::program::{Running, finish, program, workspace};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Options of other programs that messages name.
@@ -391,24 +389,23 @@ fn an_environment_that_went_away_is_noticed_before_anything_starts() {
          actor_rollout_ref.agentgym.max_retries=0 actor_rollout_ref.rollout.fault_retries=0 \
          jobs.failures_max=1"
     );
-    // It hangs up on everybody, until it is gone.
-    server.set_nonblocking(true).unwrap();
-    let is_open = Arc::new(AtomicBool::new(true));
-    let hangs_up = std::thread::spawn({
-        let is_open = Arc::clone(&is_open);
-        move || {
-            while is_open.load(Ordering::SeqCst) {
-                if server.accept().is_err() {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            }
-        }
-    });
-    let played = scene.refuses(&line, 5, &[&address]);
-    assert!(!played.contains("Nothing was written"), "{played}");
-    is_open.store(false, Ordering::SeqCst);
-    hangs_up.join().unwrap();
+    // It can be reached, and the run is killed while it waits for answers.
+    let mut command = program("agentgym-submit");
+    command
+        .args(line.split(' '))
+        .current_dir(scene.folder())
+        .env("AGENTGYM_CACHE", scene.path("cache"));
+    let running = Running::start(command);
+    let (plan, since) = (scene.path("s/runs/r/plan/0000.json"), Instant::now());
+    while !plan.exists() {
+        assert!(since.elapsed() < Duration::from_secs(60), "no plan");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running.kill();
+    drop(server);
     scene.refuses(&line, 5, &["Nothing was written", &address]);
+    let resume = "resume r --store s";
+    scene.refuses(resume, 5, &["Nothing was written", &address]);
 }
 
 #[test]
