@@ -15,10 +15,12 @@ use crate::runs::{RunView, newest_plan, stored_tree};
 use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
+use agentgym_jobs::config::keys::KEYS;
 use agentgym_jobs::config::{Config, Pipeline, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -154,8 +156,7 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
         )));
     }
     for given in &args.overrides {
-        let key = given.split('=').next().unwrap_or_default();
-        let key = key.trim_start_matches('+');
+        let key = key_of(given);
         let inside = |outer: &str, inner: &str| {
             inner
                 .strip_prefix(outer)
@@ -177,7 +178,7 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
 fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> Result<Plan> {
     const STEM_CHARS_MAX: usize = 40;
     let of = &parent.plan;
-    let text = stored_tree(of).to_string();
+    let tree = stored_tree(of);
     let mut overrides = vec![
         "run.id=null".to_owned(),
         "run.name=null".to_owned(),
@@ -187,12 +188,13 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
         format!("run.fork.iteration={}", args.iteration),
         format!("run.fork.fresh_optimizer={}", args.fresh_optimizer),
     ];
+    overrides.extend(followers(&tree, &args.overrides));
     overrides.extend(args.overrides.iter().cloned());
     overrides.extend(global);
     let path = PathBuf::from(format!("plan of {}", of.run));
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
-    let config = ResolvedConfig::parse(&stem, &path, &text, &overrides)?;
+    let config = ResolvedConfig::parse(&stem, &path, &tree.to_string(), &overrides)?;
     let rules = |config: &Config| config.actor_rollout_ref.agentgym.rules;
     let (own, given) = (rules(&of.config), rules(&config.config));
     if own != given {
@@ -203,6 +205,31 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
         )));
     }
     Ok(Plan::new(config, base)?.of_format(of.format))
+}
+
+fn key_of(given: &str) -> &str {
+    let key = given.split('=').next().unwrap_or_default();
+    key.trim_start_matches('+')
+}
+
+/// Keys whose default is another key's value, where that key is changed: a stored plan has the value in
+/// full, and a longest prompt would stay as it was beside a longer `data.max_prompt_length`.
+fn followers(tree: &Value, given: &[String]) -> Vec<String> {
+    let at = |path: &str| path.split('.').try_fold(tree, |tree, key| tree.get(key));
+    let mut changed: Vec<&str> = given.iter().map(|given| key_of(given)).collect();
+    let mut followers = Vec::new();
+    for spec in KEYS {
+        let leader = spec.default.strip_prefix("${");
+        let Some(leader) = leader.and_then(|rest| rest.strip_suffix('}')) else {
+            continue;
+        };
+        let (path, own) = (spec.path, at(spec.path));
+        if changed.contains(&leader) && !changed.contains(&path) && own == at(leader) {
+            changed.push(path);
+            followers.push(format!("{path}={}", spec.default));
+        }
+    }
+    followers
 }
 
 /// Objects that a child needs, by the run that they belong to.
