@@ -7,6 +7,7 @@
 //! that answers. Cheap to clone; shared by many concurrent episodes.
 
 mod counters;
+mod greeting;
 mod http;
 mod inner;
 mod options;
@@ -16,6 +17,7 @@ mod originals;
 #[cfg(test)]
 mod playback;
 mod pool;
+mod reply;
 mod session;
 
 #[cfg(test)]
@@ -66,6 +68,14 @@ impl EnvClient {
     /// The specification that the client follows.
     pub fn spec(&self) -> &'static EnvSpec {
         self.inner.spec
+    }
+
+    /// Whether the servers are this kind of environment, by what each says at `/`.
+    pub async fn greet(&self) -> Result<(), EnvError> {
+        for server in self.inner.pool.servers() {
+            greeting::check(self.inner.spec, server).await?;
+        }
+        Ok(())
     }
 
     /// Opens a session on a task: reuses one that an earlier episode left or creates one, and

@@ -18,7 +18,7 @@ use agentgym_text::without_secrets;
 pub use report::{Check, Report, Speed, Verdict};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
-use subject::{Doctor, REPEATED, probe};
+use subject::{Doctor, REPEATED};
 
 /// A session id that no server has given out.
 const NO_SESSION: i64 = 987_654_321;
@@ -61,6 +61,7 @@ pub async fn examine(
     let limits = ClientOptions {
         call_timeout_s: options.call_timeout_s,
         attempts_max: 1,
+        checks_servers: true,
         ..ClientOptions::default()
     };
     let timeout = Duration::try_from_secs_f64(options.call_timeout_s)
@@ -183,6 +184,10 @@ impl Doctor<'_> {
                 let banner = String::from_utf8_lossy(&banner);
                 let banner: String = banner.trim().chars().take(60).collect();
                 self.note("address", Verdict::Good, format!("answers {banner}"));
+                if let Err(another @ EnvError::Another { .. }) = self.client.greet().await {
+                    self.note(report::KIND, Verdict::Bad, another.to_string());
+                    return false;
+                }
             }
         }
         match self.sessions().await {
@@ -221,7 +226,11 @@ impl Doctor<'_> {
         let mut session = match self.client.open(self.item()).await {
             Ok(session) => session,
             Err(error) => {
-                self.note("open", Verdict::Bad, error.to_string());
+                let name = match error {
+                    EnvError::Another { .. } => report::KIND,
+                    _ => "open",
+                };
+                self.note(name, Verdict::Bad, error.to_string());
                 return false;
             }
         };
@@ -241,7 +250,7 @@ impl Doctor<'_> {
             Ok(None) => self.note("actions", Verdict::Note, "none listed"),
             Err(error) => self.note("actions", Verdict::Note, error.to_string()),
         }
-        let plays = match session.step(&probe(self.spec)).await {
+        let plays = match session.step(&self.spec.probe_text()).await {
             Ok(step) => {
                 let found = format!(
                     "reward {}, {}, {} characters",

@@ -155,6 +155,21 @@ pub enum EnvError {
         /// What was missing or wrong, with the start of the body.
         found: String,
     },
+    /// The server is another environment.
+    #[error(
+        "{url} is {found} and not `{expected}`: {how}. Correct the environment's address or its name \
+         (task_name); actor_rollout_ref.agentgym.check_servers=false takes the server for what the config says"
+    )]
+    Another {
+        /// Base URL of the server.
+        url: String,
+        /// The environments that it may be.
+        found: String,
+        /// The environment of the config.
+        expected: &'static str,
+        /// What shows it.
+        how: String,
+    },
     /// The environment reported an error of its own.
     #[error("{call} answered with an error: {text:?}; the session cannot go on")]
     Faulted {
@@ -285,7 +300,7 @@ impl EnvError {
             Self::TimedOut { .. } => FaultKind::TimedOut,
             Self::Dropped { .. } => FaultKind::Dropped,
             Self::Refused { .. } => FaultKind::Refused,
-            Self::Protocol { .. } => FaultKind::Protocol,
+            Self::Protocol { .. } | Self::Another { .. } => FaultKind::Protocol,
             Self::Faulted { .. } => FaultKind::Faulted,
             Self::Finished { .. } => FaultKind::Finished,
             Self::TooLarge { .. } => FaultKind::TooLarge,

@@ -8,6 +8,7 @@ pub(crate) mod base;
 pub(crate) mod calls;
 pub mod declared;
 mod remote;
+pub(crate) mod signs;
 mod tools;
 pub(crate) mod types;
 mod wire;

@@ -43,17 +43,23 @@ pub enum Outcome {
     EnvFault,
     /// The run was stopped.
     Cancelled,
+    /// The first prompt leaves no room for a reply: nothing was sampled.
+    NoRoom,
+    /// The environment said with the first observation that the episode is over.
+    NoTurn,
 }
 
 impl Outcome {
     /// Every outcome.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Solved,
         Self::Failed,
         Self::Horizon,
         Self::Length,
         Self::EnvFault,
         Self::Cancelled,
+        Self::NoRoom,
+        Self::NoTurn,
     ];
 
     /// The name in artifacts and metrics.
@@ -65,7 +71,17 @@ impl Outcome {
             Self::Length => "length",
             Self::EnvFault => "env_fault",
             Self::Cancelled => "cancelled",
+            Self::NoRoom => "no_room",
+            Self::NoTurn => "no_turn",
         }
+    }
+
+    /// Whether such an episode says anything about the policy. Its slot is empty otherwise.
+    pub fn usable(self) -> bool {
+        matches!(
+            self,
+            Self::Solved | Self::Failed | Self::Horizon | Self::Length
+        )
     }
 }
 
@@ -298,7 +314,7 @@ impl Episode {
 
     /// True if the episode may be trained on.
     pub fn usable(&self) -> bool {
-        !matches!(self.outcome, Outcome::EnvFault | Outcome::Cancelled)
+        self.outcome.usable()
     }
 
     /// Checks the invariants that readers rely on; called on writing and on reading.

@@ -103,7 +103,7 @@ pub enum Command {
     /// Evaluate the model of a config on its evaluation sets: avg@n, pass@k, by category
     Eval(ConfigArgs),
     /// Show what a config would do, in one screen; touches nothing
-    Plan(ConfigArgs),
+    Plan(PlanArgs),
     /// What runs, what waits for what, what failed
     Status {
         /// Run id; without it, one line for every run of the store
@@ -231,6 +231,18 @@ pub struct ConfigArgs {
     /// Overrides, e.g. run.seed=2; AgentGym-RL's key paths work
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
+}
+
+/// What `plan` shows, and whether it asks servers.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// The config
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Ask every environment address of the config: whether it answers, as the environment of its
+    /// name, and opens the plan's last item
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// Where a new run begins.

@@ -83,6 +83,14 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// An environment that answers, and cannot be played.
+    #[error("environment `{name}`: {found}")]
+    Environment {
+        /// Its name in the config.
+        name: String,
+        /// What happened, and what to do.
+        found: String,
+    },
     /// An object of a run is not as it was committed.
     #[error(
         "run {run} is not whole: {faults}; what each of them needs is said above. Nothing was changed"
@@ -187,7 +195,9 @@ impl Error {
             | Self::Identity { .. }
             | Self::Missing(_) => Exit::Run,
             Self::Broken { source, .. } => source.exit(),
-            Self::Queue(_) | Self::Unreachable { .. } => Exit::Unreachable,
+            Self::Queue(_) | Self::Unreachable { .. } | Self::Environment { .. } => {
+                Exit::Unreachable
+            }
             Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
             | Self::Storage(_)
             | Self::NotWhole { .. }

@@ -139,7 +139,8 @@ async fn command(cli: &Cli) -> Result<()> {
     }
 }
 
-async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
+async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
+    let (args, check) = (&args.config, args.check);
     let mut config = run::read_config(args, global)?;
     if config.evaluates_alone() {
         // Such a config is meant for `eval`: show what that would do.
@@ -158,7 +159,11 @@ async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
         text::emit(&view.render());
     }
     let gpu = plan::device::Gpu::of(&global.device, global.dtype);
-    run::local::check(&plan, &args.config, gpu)
+    run::local::check(&plan, &args.config, gpu)?;
+    match check {
+        true => plan::check::environments(&plan).await,
+        false => Ok(()),
+    }
 }
 
 /// What runs of the plan's model took in its store. `plan` makes nothing and waits for nobody: a

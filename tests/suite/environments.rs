@@ -2,11 +2,15 @@
 //! every tenth answer is wrong in some way, and a slow one whose worker is interrupted; and from a
 //! machine that knows no authorities.
 
+mod brought;
 mod chaos;
 mod interruptions;
+mod named;
+mod odd_server;
 mod own;
 mod proxy;
 mod restarts;
+mod spoiled;
 mod wrong_answers;
 
 use crate::evidence::learnt;

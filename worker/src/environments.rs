@@ -87,6 +87,7 @@ impl Environments {
             call_timeout_s: gym.timeout,
             attempts_max: gym.max_retries.max(1),
             sessions_max: gym.sessions_max,
+            checks_servers: gym.check_servers,
             ..ClientOptions::default()
         };
         // Several servers of one kind are given as comma-separated addresses.

@@ -21,7 +21,7 @@ use crate::environments::Environment;
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_envs::spec::{Actions, first_message};
-use agentgym_envs::{EnvError, Session, StepOutput};
+use agentgym_envs::{Session, StepOutput};
 use agentgym_jobs::episode::{
     AVAILABLE_ACTIONS, Episode, OPENING, Outcome, Parse, SUMMARIES, TOOLS, Turn,
 };
@@ -43,11 +43,17 @@ impl Player {
             match self.attempt(request, tape).await {
                 Ok(episode) => return Ok(episode),
                 Err(Interruption::Error(error)) => return Err(error),
-                Err(Interruption::Spoiled(why)) => {
-                    tracing::warn!(task = %request.task, sample = request.sample, why, "an episode is left out");
-                    return Ok(request.spoiled(why));
+                Err(Interruption::Empty(Outcome::NoRoom, why)) if !self.rules.leaves_out => {
+                    return Err(Error::stage(format!(
+                        "{why}. `actor_rollout_ref.rollout.no_room_share_max=0.5`, a key that `resume` takes, \
+                         leaves such episodes out and counts them; only a new run or a fork can have larger limits"
+                    )));
                 }
-                Err(Interruption::Unreachable(error)) => {
+                Err(Interruption::Empty(outcome, why)) => {
+                    tracing::warn!(task = %request.task, sample = request.sample, why, "an episode is left out");
+                    return Ok(request.empty(outcome, why));
+                }
+                Err(Interruption::Useless(error)) => {
                     return Err(Error::Environment(error.to_string()));
                 }
                 Err(Interruption::Fault(message)) => {
@@ -62,7 +68,7 @@ impl Player {
             }
             tape.begin_anew();
         }
-        Ok(request.spoiled(fault))
+        Ok(request.empty(Outcome::EnvFault, fault))
     }
 
     async fn attempt(&self, request: &Request, tape: &mut Tape) -> Result<Episode, Interruption> {
@@ -83,6 +89,33 @@ impl Player {
         played
     }
 
+    /// Opens an item and takes a step in it, to see whether its environment works.
+    ///
+    /// # Errors
+    /// What failed.
+    pub(crate) async fn try_item(&self, env: &str, item_id: i64) -> Result<(), String> {
+        let environment = (self.environments.get(env)).ok_or("it has no client")?;
+        let mut clock = EnvironmentClock::new(self, env, &environment.url);
+        let tried = async {
+            let opening = environment.client.open(item_id);
+            let mut session = clock.call("open a session", opening).await??;
+            let probe = environment.spec.probe_text();
+            if !session.is_over() {
+                clock.call("take a step", session.step(&probe)).await??;
+            }
+            // The client counts and logs a failure to close.
+            let _ = clock.call("close a session", session.close()).await?;
+            Ok(())
+        };
+        tried.await.map_err(|tried| match tried {
+            Interruption::Useless(error) => error.to_string(),
+            Interruption::Fault(why) | Interruption::Differs(why) | Interruption::Empty(_, why) => {
+                why
+            }
+            Interruption::Error(error) => error.to_string(),
+        })
+    }
+
     /// The conversation from the first observation to the outcome.
     async fn converse(
         &self,
@@ -97,6 +130,10 @@ impl Player {
             None => {
                 let session = self.opened(scene).await?;
                 let first = session.observation().to_owned();
+                if session.is_over() {
+                    let why = format!("over before its first turn: {first}");
+                    return Err(Interruption::Empty(Outcome::NoTurn, why));
+                }
                 tape.record(Event::Opened(first.clone()));
                 first
             }
@@ -213,8 +250,7 @@ impl Player {
         let opening = scene.environment.client.open(scene.item_id);
         match scene.clock.call("open a session", opening).await? {
             Ok(session) => Ok(scene.enter(session)),
-            Err(error @ EnvError::Unreachable { .. }) => Err(Interruption::Unreachable(error)),
-            Err(error) => Err(Interruption::Fault(error.to_string())),
+            Err(error) => Err(error.into()),
         }
     }
 

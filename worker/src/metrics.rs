@@ -10,6 +10,16 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Outcomes that stand in metrics even where no episode ended so. Others stand there where one did.
+const LISTED: [Outcome; 6] = [
+    Outcome::Solved,
+    Outcome::Failed,
+    Outcome::Horizon,
+    Outcome::Length,
+    Outcome::EnvFault,
+    Outcome::Cancelled,
+];
+
 /// For counts that are omitted when there is nothing to count.
 pub(crate) fn is_zero(count: &usize) -> bool {
     *count == 0
@@ -73,8 +83,7 @@ impl EpisodeSummary {
     pub(crate) fn of(episodes: &[&Episode]) -> Self {
         let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
         let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
-        let mut outcomes: BTreeMap<&'static str, usize> =
-            Outcome::ALL.map(|o| (o.name(), 0)).into();
+        let mut outcomes: BTreeMap<&'static str, usize> = LISTED.map(|o| (o.name(), 0)).into();
         for episode in episodes {
             *outcomes.entry(episode.outcome.name()).or_default() += 1;
         }

@@ -18,6 +18,7 @@ mod reward;
 mod rollout;
 mod select;
 mod sft;
+mod spoiled;
 mod training;
 mod update;
 

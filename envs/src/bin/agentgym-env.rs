@@ -210,6 +210,8 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             let report = examine(known, &url, &options, told).await?;
             println!("{}", visible(&report.to_string()));
             return Ok(match report.verdict() {
+                // As of `agentgym-submit`, where an environment is not what its name says.
+                _ if report.is_another() => ExitCode::from(5),
                 Verdict::Bad => ExitCode::FAILURE,
                 _ => ExitCode::SUCCESS,
             });

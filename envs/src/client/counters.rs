@@ -24,6 +24,8 @@ pub struct ClientCounters {
     pub local_replies: u64,
     /// Steps whose action was changed by the parser's cleaning.
     pub normalised: u64,
+    /// Characters in replies that UTF-8 cannot hold, replaced by U+FFFD.
+    pub replaced: u64,
     /// Why the latest request is being repeated; `None` once one has succeeded.
     pub trouble: Option<String>,
     /// Time spent in requests, summed over concurrent ones, in seconds.

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::counters::Counters;
 use super::options::ClientOptions;
+use super::reply;
 use crate::error::{Call, EnvError, Verdict};
 use crate::http_client::{
     EXCERPT_BYTES, Proxy, Unread, body, causes, excerpt, http_client, redirected,
@@ -28,6 +29,11 @@ use agentgym_text::without_secrets;
 
 /// Less than the 5 s after which the original servers close an idle connection.
 const IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// How long a server may take to say which environment it is.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+/// A longer answer names no environment.
+const GREETING_BYTES: usize = 4096;
 
 /// When a failed call may be sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,6 +101,10 @@ pub(super) struct Server {
     counters: Arc<Counters>,
     /// Number of refused connections.
     gone: AtomicU64,
+    /// Number of failed calls.
+    failures: AtomicU64,
+    /// The number of failed calls when the server was last asked which environment it is.
+    known: tokio::sync::Mutex<Option<u64>>,
 }
 
 impl Server {
@@ -128,12 +138,57 @@ impl Server {
             options,
             counters,
             gone: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            known: Default::default(),
         })
     }
 
     /// Number of refused connections so far. Sessions opened before the last one are lost.
     pub(super) fn gone(&self) -> u64 {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn known(&self) -> &tokio::sync::Mutex<Option<u64>> {
+        &self.known
+    }
+
+    pub(super) fn is_checked(&self) -> bool {
+        self.options.checks_servers
+    }
+
+    /// What the server says of itself, if anything.
+    pub(super) async fn greeting(&self, root: &str) -> Option<String> {
+        let asking = {
+            let http = self.http.read().unwrap_or_else(PoisonError::into_inner);
+            http.get(format!("{root}/")).timeout(GREETING_MAX)
+        };
+        let mut response = asking.send().await.ok()?;
+        let mut bytes = Vec::new();
+        while let Ok(Some(piece)) = response.chunk().await {
+            bytes.extend_from_slice(&piece);
+            if bytes.len() > GREETING_BYTES {
+                return None;
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        Some(serde_json::from_str(&text).unwrap_or_else(|_| text.trim().to_owned()))
+    }
+
+    /// The error for a server that is another environment. It is counted.
+    pub(super) fn another(&self, expected: &'static str, found: String, how: String) -> EnvError {
+        let url = self.shown.clone();
+        let error = EnvError::Another {
+            url,
+            found,
+            expected,
+            how,
+        };
+        self.counters.fault(&error);
+        error
     }
 
     pub(super) fn url(&self) -> &str {
@@ -190,6 +245,9 @@ impl Server {
     pub(super) async fn try_call(&self, ask: Ask<'_>, attempt: u32) -> Result<Value, EnvError> {
         let started = Instant::now();
         let result = self.attempt(ask, attempt).await;
+        if result.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
         self.counters.note(|counters| {
             counters.calls += 1;
             counters.retries += u64::from(attempt > 1);
@@ -220,7 +278,7 @@ impl Server {
         let failed = |error: reqwest::Error| self.failed(endpoint, &error, attempts);
         let mut response = request.send().await.map_err(failed)?;
         let status = response.status().as_u16();
-        if status != 200 {
+        if !response.status().is_success() {
             let redirected = redirected(&response);
             let mut start = Vec::new();
             while let Ok(Some(piece)) = response.chunk().await {
@@ -248,10 +306,12 @@ impl Server {
                     limit_bytes,
                 },
             })?;
-        serde_json::from_slice(&bytes).map_err(|error| EnvError::Protocol {
+        let (reply, replaced) = reply::read(&bytes).map_err(|found| EnvError::Protocol {
             call: self.name(endpoint),
-            found: format!("not JSON ({error}): {}", excerpt(&bytes)),
-        })
+            found,
+        })?;
+        self.counters.note(|counters| counters.replaced += replaced);
+        Ok(reply)
     }
 
     fn failed(&self, endpoint: &'static str, error: &reqwest::Error, attempts: u32) -> EnvError {

@@ -1,8 +1,10 @@
 //! The state that a client and its sessions share.
 
 use super::counters::Counters;
+use super::greeting;
 use super::http::{Ask, Repeat};
 use super::pool::{Place, Pool};
+use super::reply;
 use crate::error::{EnvError, Verdict};
 use crate::spec::{CreateBody, EnvSpec, ErrorShape, IdInReply};
 use serde_json::{Value, json};
@@ -43,6 +45,7 @@ impl Inner {
                 Some(place) => place,
                 None => self.pool.place().await,
             };
+            greeting::check(spec, place.server()).await?;
             let turn = place.turn_to_create().await;
             let ask = Ask::post(spec.routes.create, body.as_ref());
             let result = place.server().try_call(ask, attempt).await;
@@ -72,10 +75,10 @@ impl Inner {
         let create = self.spec.routes.create;
         let reply = self.without_error(place, create, reply)?;
         let id = match self.spec.id_in_reply {
-            IdInReply::Bare => Some(&reply),
-            IdInReply::Key(key) => reply.get(key),
+            IdInReply::Bare => &reply,
+            IdInReply::Key(key) => reply::at(&reply, key),
         };
-        let id = id
+        let id = Some(id)
             .filter(|id| id.is_number() || id.is_string())
             .cloned()
             .ok_or_else(|| place.server().protocol(create, "no session id", &reply))?;
@@ -93,10 +96,10 @@ impl Inner {
         let text = match self.spec.errors {
             ErrorShape::Soft | ErrorShape::Status => {
                 let error = reply.get("error");
-                error.filter(|_| reply.get(self.spec.observation_key).is_none())
+                error.filter(|_| reply::at(&reply, self.spec.observation_key).is_null())
             }
             ErrorShape::InObservation(of_the_model) => {
-                let text = &reply[self.spec.observation_key];
+                let text = reply::at(&reply, self.spec.observation_key);
                 let routes = self.spec.routes;
                 let failed = match endpoint {
                     _ if endpoint == routes.reset => {

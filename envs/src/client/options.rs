@@ -17,6 +17,8 @@ pub struct ClientOptions {
     pub backoff_max_s: f64,
     /// Most sessions open at one server at a time, including those being closed. `None`: no limit.
     pub sessions_max: Option<usize>,
+    /// Whether a server is asked which environment it is, at first and when it comes back.
+    pub checks_servers: bool,
     /// After a server failed to open a session it gets no new ones for this many seconds, as long
     /// as another server answers.
     pub avoid_s: f64,
@@ -32,6 +34,7 @@ impl Default for ClientOptions {
             backoff_first_s: 0.25,
             backoff_max_s: 8.0,
             sessions_max: None,
+            checks_servers: false,
             avoid_s: 30.0,
         }
     }

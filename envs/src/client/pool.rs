@@ -136,6 +136,10 @@ impl Pool {
         place
     }
 
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.hosts.iter().map(|host| &host.server)
+    }
+
     /// Whether another server is a better choice than this one right after it failed.
     pub(super) fn has_better_than(&self, place: &Place) -> bool {
         self.hosts

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::greeting;
 use super::http::{Ask, Repeat};
 use super::inner::Inner;
 use super::pool::Place;
+use super::reply::{at, unlike};
 use crate::error::EnvError;
 use crate::parser::Parsed;
 use crate::spec::{Actions, DoneRule, FirstObservation, Fixed, RewardRule};
@@ -69,6 +71,7 @@ impl Session {
     pub(super) async fn reset(&mut self, item_id: i64) -> Result<(), EnvError> {
         let spec = self.inner.spec;
         let routes = spec.routes;
+        greeting::check(spec, self.place().server()).await?;
         let mut body = Map::new();
         body.insert(spec.id_key.to_owned(), self.id.clone());
         for (key, value) in spec.reset_fixed {
@@ -100,7 +103,10 @@ impl Session {
             (_, Value::String(text)) => text.clone(),
             (FirstObservation::Bare, reply) => match reply.get(0) {
                 Some(Value::String(text)) => text.clone(),
-                _ => return Err(self.protocol(routes.reset, "no observation", reply)),
+                _ => {
+                    let found = unlike(reply, "0", "text");
+                    return Err(self.protocol(routes.reset, &found, reply));
+                }
             },
             (FirstObservation::Keys(keys), reply) => {
                 let texts: Result<Vec<String>, EnvError> = keys
@@ -110,6 +116,8 @@ impl Session {
                 texts?.join("\n")
             }
         };
+        greeting::check_first(spec, self.place().server(), &text)?;
+        self.finished = self.is_cut(&reply) || at(&reply, spec.done_key) == true;
         self.read_actions(&reply);
         self.read_text(&text);
         self.first = text;
@@ -125,6 +133,11 @@ impl Session {
     /// The first observation of the task.
     pub fn observation(&self) -> &str {
         &self.first
+    }
+
+    /// Whether the episode is over: no step is taken any more.
+    pub fn is_over(&self) -> bool {
+        self.finished
     }
 
     /// Base URL of the session's server.
@@ -187,26 +200,23 @@ impl Session {
         // error or was cancelled here must not continue in it.
         (self.finished, self.sound) = (true, false);
         let ask = Ask::post(step, Some(&body));
-        let mut reply = self.call(ask, step, Repeat::IfNotRun).await?;
-        if !reply[spec.observation_key].is_string() {
-            return Err(self.protocol(step, "no observation", &reply));
-        }
-        let number = reply[spec.reward_key]
-            .as_f64()
-            .ok_or_else(|| self.protocol(step, "no reward", &reply))?
-            * spec.reward_scale;
-        // Training uses 32-bit floats, in which a larger number would be infinite.
-        if !(number as f32).is_finite() {
-            return Err(self.protocol(step, "a reward beyond all bounds", &reply));
-        }
-        let done = reply[spec.done_key]
-            .as_bool()
-            .ok_or_else(|| self.protocol(step, "no end-of-episode flag", &reply))?;
+        let reply = self.call(ask, step, Repeat::IfNotRun).await?;
+        let observation = self.text(step, &reply, spec.observation_key)?;
+        let cut = self.is_cut(&reply);
+        let done = match at(&reply, spec.done_key).as_bool() {
+            Some(done) => done || cut,
+            None if cut => true,
+            None => {
+                let found = unlike(&reply, spec.done_key, "true or false");
+                return Err(self.protocol(step, &found, &reply));
+            }
+        };
         let reward = match spec.reward_rule {
-            RewardRule::EachStep => number,
-            RewardRule::WhenDone if done => number,
+            RewardRule::EachStep => self.number(&reply)?,
+            RewardRule::WhenDone if done => self.number(&reply)?,
             RewardRule::WhenDone => 0.0,
             RewardRule::FirstNonZero => {
+                let number = self.number(&reply)?;
                 if self.reward == 0.0 {
                     self.reward = number;
                 }
@@ -222,10 +232,6 @@ impl Session {
             return Err(self.protocol(step, what, &reply));
         }
         self.read_actions(&reply);
-        let observation = match reply[spec.observation_key].take() {
-            Value::String(text) => text,
-            _ => String::new(),
-        };
         self.read_text(&observation);
         (self.finished, self.sound) = (done, true);
         Ok(StepOutput {
@@ -311,10 +317,31 @@ impl Session {
     }
 
     fn text(&self, endpoint: &'static str, reply: &Value, key: &str) -> Result<String, EnvError> {
-        match &reply[key] {
+        match at(reply, key) {
             Value::String(text) => Ok(text.clone()),
-            _ => Err(self.protocol(endpoint, "no observation", reply)),
+            _ => Err(self.protocol(endpoint, &unlike(reply, key, "text"), reply)),
         }
+    }
+
+    /// The scaled reward in a reply to a step.
+    fn number(&self, reply: &Value) -> Result<f64, EnvError> {
+        let spec = self.inner.spec;
+        let failed = |found: &str| Err(self.protocol(spec.routes.step, found, reply));
+        let Some(number) = at(reply, spec.reward_key).as_f64() else {
+            return failed(&unlike(reply, spec.reward_key, "number"));
+        };
+        let number = number * spec.reward_scale;
+        // Training uses 32-bit floats, in which a larger number would be infinite.
+        match (number as f32).is_finite() {
+            true => Ok(number),
+            false => failed("a reward beyond all bounds"),
+        }
+    }
+
+    /// Whether a reply says that a limit of the server ended the episode.
+    fn is_cut(&self, reply: &Value) -> bool {
+        let key = self.inner.spec.truncated_key;
+        key.is_some_and(|key| at(reply, key) == true)
     }
 
     fn protocol(&self, endpoint: &'static str, what: &str, reply: &Value) -> EnvError {

@@ -64,7 +64,15 @@ pub struct Report {
     pub speeds: Vec<Speed>,
 }
 
+/// The check that a server is the environment that it is examined as.
+pub(super) const KIND: &str = "kind";
+
 impl Report {
+    /// True if the server is another environment.
+    pub fn is_another(&self) -> bool {
+        self.checks.iter().any(|check| check.name == KIND)
+    }
+
     /// The worst verdict.
     pub fn verdict(&self) -> Verdict {
         let any = |verdict| self.checks.iter().any(|check| check.verdict == verdict);

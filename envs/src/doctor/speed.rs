@@ -1,7 +1,7 @@
 //! Measures a server's speed: each client plays its own session repeatedly for a fixed time.
 
 use super::report::Speed;
-use super::subject::{Doctor, REPEATED, probe};
+use super::subject::{Doctor, REPEATED};
 use crate::client::{EnvClient, Session};
 use crate::error::FaultKind;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ impl Doctor<'_> {
         let started = Instant::now();
         let mut running = tokio::task::JoinSet::new();
         for number in 0..clients {
-            let (client, item, text) = (self.client.clone(), self.item(), probe(self.spec));
+            let (client, item, text) = (self.client.clone(), self.item(), self.spec.probe_text());
             let item = item + number as i64 % REPEATED;
             running.spawn(async move { measure(&client, item, &text, until).await });
         }

@@ -2,8 +2,6 @@
 
 use super::report::Check;
 use crate::client::EnvClient;
-use crate::parser::Parser;
-use crate::parser::tool_call::spoken;
 use crate::spec::EnvSpec;
 
 /// Number of items whose first observation is requested twice.
@@ -17,15 +15,4 @@ pub(super) struct Doctor<'a> {
     pub(super) http: reqwest::Client,
     pub(super) client: EnvClient,
     pub(super) checks: Vec<Check>,
-}
-
-/// A model text that is valid in any state of the environment.
-pub(super) fn probe(spec: &EnvSpec) -> String {
-    match spec.parser {
-        Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
-            format!("Action: {}", spec.probe)
-        }
-        Parser::ToolCall => spoken(spec.probe),
-        _ => spec.probe.to_owned(),
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::types::{
     Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply, Items, Replay,
-    RewardRule, Routes, SuccessRule,
+    RewardRule, Routes, Signs, SuccessRule,
 };
 use crate::parser::Parser;
 
@@ -32,6 +32,7 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     reward_is_total: false,
     reward_scale: 1.0,
     done_key: "done",
+    truncated_key: None,
     done_rule: DoneRule::Any,
     errors: ErrorShape::Soft,
     actions: Actions::None,
@@ -46,6 +47,10 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     items: Items::Unknown,
     replay: Replay::Exact,
     finished_text: "has finished",
+    signs: Signs {
+        greeting: "",
+        first: &[],
+    },
 };
 
 /// Servers that name a session `env_idx` and fail with status 500.

@@ -228,6 +228,7 @@ fn check(spec: &EnvSpec) -> Result<(), Problem> {
         ("observation_key", spec.observation_key),
         ("reward_key", spec.reward_key),
         ("done_key", spec.done_key),
+        ("truncated_key", spec.truncated_key.unwrap_or("-")),
         ("finished_text", spec.finished_text),
         ("probe", spec.probe),
     ] {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::calls::{self, Tool};
 use super::wire;
 use crate::builtin::options::RulesVersion;
+use crate::parser::tool_call::spoken;
 use crate::parser::{Parsed, Parser};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -203,6 +204,15 @@ pub struct Routes {
     pub close: &'static str,
 }
 
+/// How a kind of environment can be told from others. Nothing here is known of a person's server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// What `GET /` answers, if it names the environment.
+    pub greeting: &'static str,
+    /// Texts that every first observation contains.
+    pub first: &'static [&'static str],
+}
+
 /// The declared behaviour of one kind of environment. Its wire form is what a person's file holds
 /// (`spec::declared`); a field that is left out there is that of [`EnvSpec::default`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -247,7 +257,11 @@ pub struct EnvSpec {
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.
     pub done_key: &'static str,
-    /// When that flag is set.
+    /// Key of a flag in replies to `/step` and `/reset` that ends the episode too, where a limit of
+    /// the server cut it off. A plan from before has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncated_key: Option<&'static str>,
+    /// When the end-of-episode flag is set.
     pub done_rule: DoneRule,
     /// How failures are reported.
     pub errors: ErrorShape,
@@ -281,6 +295,9 @@ pub struct EnvSpec {
     pub replay: Replay,
     /// Part of an `{"error"}` text which means that the episode was already over.
     pub finished_text: &'static str,
+    /// What its servers are recognised by.
+    #[serde(skip)]
+    pub signs: Signs,
 }
 
 impl EnvSpec {
@@ -295,6 +312,17 @@ impl EnvSpec {
     /// Reads an action out of a model's text.
     pub fn parse(&self, model_text: &str) -> Parsed {
         self.parser.parse(self.calls, model_text)
+    }
+
+    /// A model's text that is valid in every state.
+    pub fn probe_text(&self) -> String {
+        match self.parser {
+            Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
+                format!("Action: {}", self.probe)
+            }
+            Parser::ToolCall => spoken(self.probe),
+            _ => self.probe.to_owned(),
+        }
     }
 
     /// The tools as a chat template is given them; `None` where actions are text.

@@ -56,7 +56,7 @@ fn cells(all: &[Listed], samples: u32) -> BTreeMap<Task, BTreeMap<Place, Cell>> 
         let task = (id.part, row.env.clone(), row.item);
         let cell = out.entry(task).or_default().entry(place).or_default();
         (cell.part, cell.group) = (Some(id), row.group);
-        let usable = !matches!(row.outcome.name(), "env_fault" | "cancelled");
+        let usable = row.outcome.usable();
         match (usable, row.sample < samples) {
             (true, true) => {
                 cell.samples.push((row.k, row.success));

@@ -75,6 +75,8 @@ pub(crate) struct Rules {
     /// How often a faulted episode is played again, and how often a fault in mid-episode is
     /// answered with a fresh session.
     pub(crate) fault_retries: u32,
+    /// An episode whose first prompt leaves no room for a reply is left out; else it ends the run.
+    pub(crate) leaves_out: bool,
 }
 
 /// The episode to play.
@@ -93,19 +95,19 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The record of an episode that the environment, or a chat API, has spoiled.
-    pub(crate) fn spoiled(&self, fault: String) -> Episode {
+    /// The record of an episode that leaves its slot empty, and why.
+    pub(crate) fn empty(&self, outcome: Outcome, why: String) -> Episode {
         Episode {
             task: self.task.clone(),
             group: self.group,
             sample: self.sample,
-            outcome: Outcome::EnvFault,
+            outcome,
             success: false,
             reward: 0.0,
             prompt: String::new(),
             sequences: vec![],
             turns: vec![],
-            fault: Some(fault),
+            fault: Some(why),
             extra: vec![],
         }
     }
@@ -113,22 +115,33 @@ impl Request {
 
 /// Why playing ended without an episode.
 pub(super) enum Interruption {
-    /// The environment could not be reached: nothing was played.
-    Unreachable(EnvError),
+    /// The environment could not be reached, or is another one: nothing was played.
+    Useless(EnvError),
     /// The environment failed during the episode.
     Fault(String),
     /// The environment's replay differs from what an earlier attempt recorded.
     Differs(String),
-    /// The policy gave no message, and would give none if it were played again.
-    Spoiled(String),
+    /// The episode leaves its slot empty, and would if it were played again.
+    Empty(Outcome, String),
     /// A failure outside the environment.
     Error(Error),
+}
+
+impl From<EnvError> for Interruption {
+    fn from(error: EnvError) -> Self {
+        match error {
+            useless @ (EnvError::Unreachable { .. } | EnvError::Another { .. }) => {
+                Self::Useless(useless)
+            }
+            error => Self::Fault(error.to_string()),
+        }
+    }
 }
 
 impl From<Error> for Interruption {
     fn from(error: Error) -> Self {
         match error {
-            Error::NoMessage(why) => Self::Spoiled(why),
+            Error::NoMessage(why) => Self::Empty(Outcome::EnvFault, why),
             error => Self::Error(error),
         }
     }

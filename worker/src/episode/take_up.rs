@@ -132,8 +132,8 @@ impl Player {
         let opening = scene.environment.client.open(scene.item_id);
         let mut session = match scene.clock.call("open a session", opening).await? {
             Ok(session) => session,
-            Err(unreachable @ EnvError::Unreachable { .. }) => {
-                return Err(Interruption::Unreachable(unreachable).into());
+            Err(useless @ (EnvError::Unreachable { .. } | EnvError::Another { .. })) => {
+                return Err(Interruption::from(useless).into());
             }
             Err(other) => return Err(other.into()),
         };

@@ -12,13 +12,13 @@
 //! it. The next sequence is the prompt, the summary as the policy's own message, and the last
 //! observation.
 
-use super::player::{Player, Request};
+use super::player::{Interruption, Player, Request};
 use super::texts::{KEPT_WHOLE, off_thread, prompt_ids};
 use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_jobs::config::OpeningTurn;
-use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
+use agentgym_jobs::episode::{ContextSummary, Finish, Outcome, Parse, Sequence, Turn};
 use agentgym_jobs::journal::{Event, RecordedMessage, Told};
 use agentgym_model::{Message, PolicyText, Role};
 
@@ -74,7 +74,7 @@ impl Transcript {
         request: &Request,
         (opening, prompt): (&[OpeningTurn], &str),
         turn_tokens_max: usize,
-    ) -> Result<Self> {
+    ) -> Result<Self, Interruption> {
         let rules = &player.rules;
         let ids_max = rules.prompt_tokens_max.max(rules.context_tokens_max);
         let mut told: Vec<String> = opening.iter().map(|turn| turn.value.clone()).collect();
@@ -90,12 +90,13 @@ impl Transcript {
             prompt_ids(policy, &told, ids_max)
         });
         let Some(ids) = ids.await? else {
-            return Err(Error::stage(format!(
+            let why = format!(
                 "task {}: its prompt of {} bytes has more than {ids_max} tokens, which is more than \
-                 data.max_prompt_length and actor_rollout_ref.rollout.max_model_len; leave the task out",
+                 data.max_prompt_length and actor_rollout_ref.rollout.max_model_len",
                 request.task,
                 prompt.len()
-            )));
+            );
+            return Err(Interruption::Empty(Outcome::NoRoom, why));
         };
         let (prompt_max, response_max) = (rules.prompt_tokens_max, rules.response_tokens_max);
         // As in AgentGym-RL, the part of a first observation beyond the prompt limit counts towards
@@ -109,11 +110,12 @@ impl Transcript {
                 ),
                 false => format!("actor_rollout_ref.rollout.max_model_len = {tokens_max} leaves"),
             };
-            return Err(Error::stage(format!(
-                "task {}: its prompt has {} tokens, {limit} no room for a reply; raise it or leave the task out",
+            let why = format!(
+                "task {}: its prompt has {} tokens, {limit} no room for a reply",
                 request.task,
                 ids.len()
-            )));
+            );
+            return Err(Interruption::Empty(Outcome::NoRoom, why));
         }
         let mut transcript = Self {
             sequences: vec![Sequence::default()],

@@ -14,7 +14,7 @@ mod summary;
 mod words;
 
 use super::artifacts::{read, write};
-use super::select;
+use super::{select, spoiled};
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
@@ -62,6 +62,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     }
     all.sort_by_key(|s| (s.episode.group, s.episode.sample));
 
+    spoiled::refuse_iteration(context, all.iter().map(|s| &s.episode))?;
     let iteration = context.part.id.iteration;
     let selected = match plan.selects() {
         true => Some(select::selection(&context.inputs, "select").await?.groups),

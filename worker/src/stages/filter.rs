@@ -8,7 +8,7 @@
 //! Source: AgentEvol, arXiv:2406.04151.
 
 use super::artifacts::read;
-use super::play;
+use super::{play, spoiled};
 use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names::{self, LINEAGE};
@@ -72,6 +72,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     }
     let played = played(iteration, parts);
     let all: Vec<&Episode> = played.iter().map(|k| &k.episode).collect();
+    spoiled::refuse_iteration(context, all.iter().copied())?;
     let (episodes, success_by_env) = (EpisodeSummary::of(&all), success_by_env(&all));
     pool.extend(played);
     let sft = &plan.config.sft;

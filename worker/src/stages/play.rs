@@ -5,7 +5,7 @@
 //! in time. The next attempt continues from the journal; what it samples again is the same, token
 //! for token (I7).
 
-use super::{artifacts, probes};
+use super::{artifacts, probes, spoiled};
 use crate::candle_engine::CandleEngine;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
@@ -14,14 +14,14 @@ use crate::inference::{InferenceServer, Served};
 use crate::meters::FaultsSeen;
 use crate::policies::POLICY;
 use crate::turn_engine::TurnEngine;
-use crate::turn_journal::TurnJournal;
+use crate::turn_journal::{Tape, TurnJournal};
 use crate::{Error, Report, Result, StageContext, panics};
 use agentgym_envs::FaultKind;
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_model::PolicyText;
 use agentgym_storage::Outputs;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -48,6 +48,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         turn_tokens_max: rollout.max_tokens,
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),
         fault_retries: rollout.fault_retries,
+        leaves_out: rollout.no_room_share_max > 0.0,
         gym: config.actor_rollout_ref.agentgym.clone(),
         records_cuts: context.plan.format >= 2,
         records_entropies: false,
@@ -97,19 +98,15 @@ pub(super) async fn all(
     let places = rows.saturating_mul(EPISODES_PER_ROW).min(todo.len());
     let places = Arc::new(Semaphore::new(places.max(1)));
     let mut playing = JoinSet::new();
-    for (request, mut tape) in todo {
-        let (player, places) = (Arc::clone(&player), Arc::clone(&places));
-        playing.spawn(async move {
-            // With limited sessions, episodes wait here, before their deadline starts.
-            let environment = player.environments.get(&request.task.env);
-            let _turn = match environment {
-                Some(environment) => environment.turn().await,
-                None => None,
-            };
-            // The semaphore is never closed.
-            let _place = places.acquire().await;
-            player.play(&request, &mut tape).await
-        });
+    let mut spoiled: Vec<(Request, Tape)> = Vec::new();
+    let mut again = false;
+    for (request, tape) in todo {
+        playing.spawn(in_turn(
+            Arc::clone(&player),
+            Arc::clone(&places),
+            request,
+            tape,
+        ));
     }
 
     let mut interval =
@@ -150,20 +147,41 @@ pub(super) async fn all(
                 count_faults(&player, &mut faults_seen);
             }
             ended = playing.join_next() => match ended {
-                None => break,
-                Some(Ok(Ok(episode))) => {
+                None if failure.is_some() => break,
+                None => {
+                    let episodes: Vec<&Episode> = finished.values().collect();
+                    let judged = tokio::select! {
+                        judged = spoiled::plays_again(context, &player, &episodes, again) => judged,
+                        () = &mut out_of_time => Err(Error::Cancelled),
+                    };
+                    match judged {
+                        Ok(true) => again = true,
+                        Ok(false) => break,
+                        Err(error) => {
+                            failure = Some(error);
+                            break;
+                        }
+                    }
+                    for (request, tape) in spoiled.drain(..) {
+                        playing.spawn(in_turn(Arc::clone(&player), Arc::clone(&places), request, tape));
+                    }
+                }
+                Some(Ok((request, tape, Ok(episode)))) => {
+                    if episode.outcome == Outcome::EnvFault {
+                        spoiled.push((request, tape));
+                    }
                     finished.insert((episode.group, episode.sample), episode);
                     context.beat.progress_with(finished.len() as u64, total, "episodes", || {
                         vec![("tokens/s", sampled() as f64 / start.elapsed().as_secs_f64().max(1e-9))]
                     });
                 }
                 // The worker drains: the other episodes finish their turns.
-                Some(Ok(Err(Error::Cancelled))) => failure = Some(Error::Cancelled),
+                Some(Ok((_, _, Err(Error::Cancelled)))) => failure = Some(Error::Cancelled),
                 // The other episodes may finish: their results are not lost.
-                Some(Ok(Err(error @ (Error::Environment(_) | Error::Server(_))))) => {
+                Some(Ok((_, _, Err(error @ (Error::Environment(_) | Error::Server(_)))))) => {
                     failure.get_or_insert(error);
                 }
-                Some(Ok(Err(error))) => {
+                Some(Ok((_, _, Err(error)))) => {
                     failure = Some(error);
                     break;
                 }
@@ -191,7 +209,7 @@ pub(super) async fn all(
         player.engine.confirmed().await?;
     }
     let episodes: Vec<Episode> = finished.into_values().collect();
-    refuse_if_all_failed(&player, &episodes)?;
+    spoiled::refuse_part(context, &episodes)?;
     let mut report = Report::default();
     report.tokens("sampled", sampled(), start.elapsed().as_secs_f64());
     journal.report(sampled(), &mut report);
@@ -202,13 +220,33 @@ pub(super) async fn all(
     Ok((episodes, report))
 }
 
+/// Plays an episode when there is a place for it.
+async fn in_turn(
+    player: Arc<Player>,
+    places: Arc<Semaphore>,
+    request: Request,
+    mut tape: Tape,
+) -> (Request, Tape, Result<Episode>) {
+    // With limited sessions, episodes wait here, before their deadline starts.
+    let environment = player.environments.get(&request.task.env);
+    let _turn = match environment {
+        Some(environment) => environment.turn().await,
+        None => None,
+    };
+    // The semaphore is never closed.
+    let _place = places.acquire().await;
+    let played = player.play(&request, &mut tape).await;
+    (request, tape, played)
+}
+
 /// Reports the environment servers' faults during this attempt.
 fn environment_report(player: &Player, report: &mut Report) {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
-    let (mut calls, mut failed, mut leaked) = (0, 0, 0);
+    let (mut calls, mut failed, mut leaked, mut replaced) = (0, 0, 0, 0);
     for environment in player.environments.values() {
         let counters = environment.client.counters();
         (calls, leaked) = (calls + counters.calls, leaked + counters.leaked);
+        replaced += counters.replaced;
         // Each retry follows a failed call.
         failed += counters.retries;
         for kind in FaultKind::ALL {
@@ -223,6 +261,9 @@ fn environment_report(player: &Player, report: &mut Report) {
     report.set("env_call_fault_rate", failed as f64 / calls.max(1) as f64);
     report.set("env_call_faults", serde_json::json!(faults));
     report.set("env_sessions_leaked", leaked);
+    if replaced > 0 {
+        report.set("env_characters_replaced", replaced);
+    }
     report.set("episodes_taken_up", player.taken_up.load(Ordering::Relaxed));
     report.set("episodes_resumed", player.resumed.load(Ordering::Relaxed));
 }
@@ -244,25 +285,6 @@ fn count_faults(player: &Player, seen: &mut FaultsSeen) {
         let counters = environment.client.counters();
         player.meters.env_faults(name, &counters, seen);
     }
-}
-
-/// Faults are excluded and counted. An environment that fails every episode of several tasks is
-/// broken, and continuing would leave nothing to train on.
-fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
-    for (name, environment) in &player.environments {
-        let played = || episodes.iter().filter(|e| e.task.env == *name);
-        let tasks: BTreeSet<i64> = played().map(|e| e.task.item_id).collect();
-        if tasks.len() > 1 && played().all(|e| e.outcome == Outcome::EnvFault) {
-            let fault = played()
-                .find_map(|e| e.fault.as_deref())
-                .unwrap_or_default();
-            return Err(Error::Environment(format!(
-                "every episode of environment `{name}` at {} failed; the first: {fault}",
-                environment.url
-            )));
-        }
-    }
-    Ok(())
 }
 
 async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> Result<Arc<Player>> {

@@ -6,7 +6,7 @@ use super::{play, select};
 use crate::episode::{Request, Rules};
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::episode::Episode;
+use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
@@ -59,7 +59,8 @@ fn is_excluded(plan: &Plan, iteration: u32, request: &Request) -> bool {
 
 /// Replaces an episode that the config excludes: it is not trained on, and no other episode moves.
 fn excluded(request: &Request) -> Episode {
-    request.spoiled("left out by actor_rollout_ref.rollout.exclude".to_owned())
+    let why = "left out by actor_rollout_ref.rollout.exclude";
+    request.empty(Outcome::EnvFault, why.to_owned())
 }
 
 /// The episodes of a part: a pure function of the plan and of the number of groups that the round

@@ -1,7 +1,7 @@
 //! The HTTP behaviour of its server, ours or the original.
 
 use crate::spec::base::COMMON;
-use crate::spec::types::{Actions, EnvSpec, Items, RewardRule, SuccessRule};
+use crate::spec::types::{Actions, EnvSpec, Items, RewardRule, Signs, SuccessRule};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -17,5 +17,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     rounds_max: 20,
     items: Items::Any,
     probe: "turn left",
+    signs: Signs {
+        greeting: "This is environment BabyAI.",
+        first: &["Your goal: ", "Available actions: ["],
+    },
     ..COMMON
 };

@@ -2,7 +2,7 @@
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;
-use crate::spec::types::{Actions, EnvSpec, Items};
+use crate::spec::types::{Actions, EnvSpec, Items, Signs};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -22,5 +22,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     rounds_max: 15,
     items: Items::Within(0..25),
     probe: "move up",
+    signs: Signs {
+        greeting: "This is environment LMRL-Gym.",
+        first: &["The goal is at position "],
+    },
     ..COMMON
 };

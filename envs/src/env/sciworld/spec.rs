@@ -2,7 +2,7 @@
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;
-use crate::spec::types::{Actions, EnvSpec, FirstObservation, Items, Replay};
+use crate::spec::types::{Actions, EnvSpec, FirstObservation, Items, Replay, Signs};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -30,5 +30,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     items: Items::Within(0..4639),
     replay: Replay::SameLines,
     probe: "look around",
+    signs: Signs {
+        greeting: "This is environment ScienceWorld.",
+        first: &["Your task is to "],
+    },
     ..COMMON
 };

@@ -2,7 +2,7 @@
 
 use crate::parser::Parser;
 use crate::spec::base::INDEXED;
-use crate::spec::types::{CreateBody, EnvSpec, Items};
+use crate::spec::types::{CreateBody, EnvSpec, Items, Signs};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -15,5 +15,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     rounds_max: 5,
     items: Items::Within(0..221_328),
     probe: "<search>river</search>",
+    signs: Signs {
+        greeting: "",
+        first: &["<search>", "<answer>"],
+    },
     ..INDEXED
 };

@@ -2,7 +2,7 @@
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;
-use crate::spec::types::{Actions, EnvSpec, Items, SuccessRule};
+use crate::spec::types::{Actions, EnvSpec, Items, Signs, SuccessRule};
 
 /// Behaviour of the server. A turn that solves a room earns at least 10.5, any other at most 2.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -21,5 +21,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     probe: "Up || Down",
     rounds_max: 5,
     items: Items::Any,
+    signs: Signs {
+        greeting: "This is environment Sokoban.",
+        first: &["You have ", " actions left."],
+    },
     ..COMMON
 };

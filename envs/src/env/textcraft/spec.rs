@@ -1,7 +1,7 @@
 //! The HTTP behaviour of its server, ours or the original.
 
 use crate::spec::base::COMMON;
-use crate::spec::types::{CreateBody, DoneRule, EnvSpec, Items, Replay};
+use crate::spec::types::{CreateBody, DoneRule, EnvSpec, Items, Replay, Signs};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -12,5 +12,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     items: Items::Wrapping(544),
     replay: Replay::SameLines,
     probe: "inventory",
+    signs: Signs {
+        greeting: "This is environment TextCraft.",
+        first: &["Crafting commands:", "Goal: craft "],
+    },
     ..COMMON
 };

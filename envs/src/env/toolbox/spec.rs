@@ -3,7 +3,7 @@
 use crate::parser::Parser;
 use crate::spec::base::COMMON;
 use crate::spec::calls::{Argument, ArgumentType, Tool};
-use crate::spec::types::{EnvSpec, Items};
+use crate::spec::types::{EnvSpec, Items, Signs};
 
 const TEXT: Argument = Argument::of(ArgumentType::String, "");
 const NUMBER: Argument = Argument::of(ArgumentType::Integer, "");
@@ -41,5 +41,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     probe: r#"{"name": "calculate", "arguments": {"a": 2, "sign": "plus", "b": 3}}"#,
     rounds_max: 20,
     items: Items::Any,
+    signs: Signs {
+        greeting: "This is environment Toolbox.",
+        first: &[r#"Goal: {"to": "#],
+    },
     ..COMMON
 };

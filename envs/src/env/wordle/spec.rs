@@ -2,7 +2,7 @@
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;
-use crate::spec::types::{Actions, EnvSpec, Items};
+use crate::spec::types::{Actions, EnvSpec, Items, Signs};
 
 /// Behaviour of the server.
 pub(crate) static SPEC: EnvSpec = EnvSpec {
@@ -24,5 +24,9 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     rounds_max: 8,
     items: Items::Any,
     probe: "c r a n e",
+    signs: Signs {
+        greeting: "This is environment LMRL-Gym.",
+        first: &["Let's start Wordle!"],
+    },
     ..COMMON
 };

@@ -179,6 +179,9 @@ pub const KEYS: &[KeySpec] = &[
         .within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.fault_retries", "2", "times a faulted episode is played again, and a fault in its middle answered with a fresh session")
         .within(whole(0, MILLION, ANY)),
+    bind("actor_rollout_ref.rollout.no_room_share_max", "0.5",
+        "largest share of an iteration's or an evaluation's episodes whose first prompt may leave no room for a reply: they are left out and counted (no_room), more stop the run. 0: the first one does")
+        .within(real(0.0, 1.0, SHARE)).older("0"),
     option("actor_rollout_ref.rollout.record_entropies", "true", "rollouts record entropies beside log-probs, and what scoring them would give again is taken from there; see algorithm.verify_log_probs").older("false"),
     option("actor_rollout_ref.rollout.exclude", "[]", "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them"),
     option("actor_rollout_ref.rollout.engine", "own", "who generates rollouts. own: this program, exactly; server: an inference server, see actor_rollout_ref.rollout.server and docs/engines.md; chat: a chat-completions API, candle: families that this program does not train, both for `agentgym-submit eval` alone"),
@@ -204,6 +207,10 @@ pub const KEYS: &[KeySpec] = &[
     bind("actor_rollout_ref.agentgym.sessions_max", "null", "sessions that each worker has open at one address at a time; default: one for each episode that it plays")
         .within(whole(1, MILLION, ANY)),
     bind("actor_rollout_ref.agentgym.timeout", "300", "seconds one environment call may take").within(seconds(0.001)),
+    bind("actor_rollout_ref.agentgym.check_servers", "true", "a server that is another environment than its name says, by its greeting or by how a task begins, stops the run"),
+    bind("actor_rollout_ref.agentgym.fault_share_max", "0.5",
+        "largest share of episodes that environments may spoil: a part with more is not committed and stops the run, an iteration with more is not trained on; one with nothing else never is")
+        .within(real(0.0, 1.0, SHARE)).older("1"),
     id("actor_rollout_ref.agentgym.instruction", "null", "first lines of every prompt; default: the environment's own"),
     option("actor_rollout_ref.agentgym.prompt", "own",
         "how a conversation begins. own: instruction and first observation in one message; agentgym: the instruction, an assent, then the observation; or a file of such turns"),

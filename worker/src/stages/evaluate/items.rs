@@ -100,11 +100,7 @@ pub(super) fn score(
                 .iter()
                 .filter_map(|s| s.rounds.map(|rounds| rounds as f64))
                 .collect(),
-            faults: item
-                .samples
-                .iter()
-                .filter(|s| s.outcome == Outcome::EnvFault)
-                .count(),
+            faults: item.samples.iter().filter(|s| s.success.is_none()).count(),
         })
         .collect();
     Ok(score_of(&samples, ks)?)

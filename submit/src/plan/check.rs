@@ -1,0 +1,80 @@
+//! `plan --check`: whether each environment address of a config answers, is the environment that its
+//! name says, and has the tasks that the plan names.
+
+use crate::{Error, Result, text};
+use agentgym_envs::{ClientOptions, EnvClient, EnvError, builtin};
+use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
+
+/// Nobody waits longer for an answer here, whatever a rollout may.
+const CALL_MAX_S: f64 = 60.0;
+
+/// Opens the plan's last item at every address. Built-in environments start inside the workers.
+///
+/// # Errors
+/// The first address that cannot be played, with what it is instead.
+pub(crate) async fn environments(plan: &Plan) -> Result<()> {
+    for (name, environment) in plan.config.environments() {
+        if builtin::is_builtin(&environment.env_addr) {
+            continue;
+        }
+        let spec = plan.config.spec(&environment.task_name)?;
+        let item = last_item(plan, &name)?;
+        for address in environment.env_addr.split(',').map(str::trim) {
+            let unfit = |error: EnvError| Error::Environment {
+                name: name.clone(),
+                found: error.to_string(),
+            };
+            let options = ClientOptions {
+                call_timeout_s: plan
+                    .config
+                    .actor_rollout_ref
+                    .agentgym
+                    .timeout
+                    .min(CALL_MAX_S),
+                attempts_max: 1,
+                checks_servers: plan.config.actor_rollout_ref.agentgym.check_servers,
+                ..ClientOptions::default()
+            };
+            let client = EnvClient::new(spec, &[address.to_owned()], options).map_err(unfit)?;
+            // The client counts and logs a failure to close.
+            let _ = client.open(item).await.map_err(unfit)?.close().await;
+            client.drain().await;
+            let at = without_secrets(address);
+            text::tell(&format!(
+                "environment `{name}` at {at} opens item {item}, the last one of the plan"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The largest item id of an environment in the plan; 0 where it has none.
+fn last_item(plan: &Plan, env: &str) -> Result<i64> {
+    let mut last = plan
+        .tasks
+        .draws(1)
+        .into_iter()
+        .filter(|task| task.env == env)
+        .map(|task| task.item_id)
+        .max();
+    for source in plan
+        .config
+        .data
+        .tasks
+        .iter()
+        .filter(|source| source.env == env)
+    {
+        last = last.max(source.ids.resolve("data.tasks")?.into_iter().max());
+    }
+    for set in plan
+        .config
+        .evaluation
+        .sets
+        .iter()
+        .filter(|set| set.env == env)
+    {
+        last = last.max(set.ids.resolve("evaluation.sets")?.into_iter().max());
+    }
+    Ok(last.unwrap_or(0))
+}
