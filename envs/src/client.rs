@@ -78,6 +78,11 @@ impl EnvClient {
         Ok(())
     }
 
+    /// What was last found at servers that open no sessions, while others do.
+    pub fn away(&self) -> Vec<String> {
+        self.inner.pool.away()
+    }
+
     /// Opens a session on a task: reuses one that an earlier episode left or creates one, and
     /// resets it to the item.
     pub async fn open(&self, item_id: i64) -> Result<Session, EnvError> {

@@ -58,7 +58,7 @@ impl Inner {
                 }
                 Err(error) => error,
             };
-            place.failed();
+            place.failed(&error);
             if error.verdict() != Verdict::Retry || attempt >= self.attempts_max {
                 self.counters.fault(&error);
                 return Err(error);

@@ -51,6 +51,8 @@ struct State {
     /// Sessions left by earlier episodes, with the server's `gone` counter when they were opened.
     idle: Vec<(Value, u64)>,
     avoided_until: Option<Instant>,
+    /// Why the server opened no session when it was last asked for one.
+    away: Option<String>,
     next_creation: Option<Instant>,
     /// Open sessions, keyed by id as JSON.
     open: BTreeMap<String, Open>,
@@ -138,6 +140,20 @@ impl Pool {
 
     pub(super) fn servers(&self) -> impl Iterator<Item = &Server> {
         self.hosts.iter().map(|host| &host.server)
+    }
+
+    /// Why servers open no sessions, while others do.
+    pub(super) fn away(&self) -> Vec<String> {
+        let away = self
+            .hosts
+            .iter()
+            .filter_map(|host| host.state().away.clone());
+        let away: Vec<String> = away.collect();
+        if away.len() == self.hosts.len() {
+            Vec::new()
+        } else {
+            away
+        }
     }
 
     /// Whether another server is a better choice than this one right after it failed.
@@ -259,11 +275,14 @@ impl Place {
     }
 
     pub(super) fn answered(&self) {
-        self.host.state().avoided_until = None;
+        let mut state = self.host.state();
+        (state.avoided_until, state.away) = (None, None);
     }
 
-    pub(super) fn failed(&self) {
-        self.host.state().avoided_until = Some(Instant::now() + self.avoid);
+    pub(super) fn failed(&self, error: &EnvError) {
+        let mut state = self.host.state();
+        state.avoided_until = Some(Instant::now() + self.avoid);
+        state.away = Some(error.to_string());
     }
 
     /// Keeps the session for a later episode.

@@ -303,8 +303,8 @@ impl Session {
             return Err(error);
         }
         let reply = place.server().call(ask, repeat).await;
-        if let Err(EnvError::Unreachable { .. } | EnvError::TimedOut { .. }) = reply {
-            place.failed();
+        if let Err(error @ (EnvError::Unreachable { .. } | EnvError::TimedOut { .. })) = &reply {
+            place.failed(error);
         }
         let reply = self.inner.without_error(place, endpoint, reply?)?;
         match reply.get(self.inner.spec.id_key) {

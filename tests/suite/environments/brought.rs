@@ -310,3 +310,30 @@ async fn a_wrong_answer_is_named_by_value_and_type() {
         );
     }
 }
+
+/// One of two servers is down: the other plays all of it, and the one is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_of_the_servers_down_is_said() {
+    let (one, mut other) = (OddServer::start(), OddServer::start());
+    let both = format!("{},{}", one.url(), other.url());
+    let (whole, folder) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    assert!(finish(play(whole.path(), &both, "", &[])).status.success());
+    // It answers while the run begins, and never again.
+    let mut calls = 0;
+    other.twist(move |call| {
+        calls += 1;
+        if calls > 2 {
+            call.fail(503, "{}");
+        }
+    });
+    let output = finish(play(folder.path(), &both, "", &[]));
+    assert!(output.status.success(), "{}", said(&output));
+    let line = "is played at its other addresses";
+    let named = said(&output)
+        .lines()
+        .any(|l| l.contains(line) && l.contains(&other.url()));
+    assert!(named, "{}", said(&output));
+    let expected = episodes(whole.path(), "odd").await;
+    assert_eq!(episodes(folder.path(), "odd").await, expected);
+    other.stop();
+}

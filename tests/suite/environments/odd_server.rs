@@ -49,7 +49,7 @@ pub(super) fn play(
     let mut command = agentgym_tests::program::program("agentgym-submit");
     command
         .arg(config)
-        .args(["--quiet", "--store"])
+        .arg("--store")
         .arg(store(folder))
         .arg(format!("actor_rollout_ref.agentgym.env_addr={address}"))
         .arg(format!(

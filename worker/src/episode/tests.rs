@@ -58,6 +58,7 @@ fn player_of(plan: &Plan, change: impl FnOnce(&mut Rules)) -> Player {
         turn_tokens_max: 12,
         deadline: Duration::from_secs(60),
         fault_retries: 1,
+        leaves_out: false,
         gym: plan.config.actor_rollout_ref.agentgym.clone(),
         records_cuts: true,
         records_entropies: true,

@@ -195,6 +195,7 @@ pub(super) async fn all(
     }
     playing.shutdown().await;
     count_faults(&player, &mut faults_seen);
+    tell_trouble(context, &player);
     if let Some(error) = failure {
         // What cannot be seen to be the policy's own is left out, and sampled again.
         journal.collect();
@@ -243,10 +244,12 @@ async fn in_turn(
 fn environment_report(player: &Player, report: &mut Report) {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut calls, mut failed, mut leaked, mut replaced) = (0, 0, 0, 0);
+    let mut away = Vec::new();
     for environment in player.environments.values() {
         let counters = environment.client.counters();
         (calls, leaked) = (calls + counters.calls, leaked + counters.leaked);
         replaced += counters.replaced;
+        away.extend(environment.client.away());
         // Each retry follows a failed call.
         failed += counters.retries;
         for kind in FaultKind::ALL {
@@ -261,6 +264,9 @@ fn environment_report(player: &Player, report: &mut Report) {
     report.set("env_call_fault_rate", failed as f64 / calls.max(1) as f64);
     report.set("env_call_faults", serde_json::json!(faults));
     report.set("env_sessions_leaked", leaked);
+    if !away.is_empty() {
+        report.set("env_servers_away", serde_json::json!(away));
+    }
     if replaced > 0 {
         report.set("env_characters_replaced", replaced);
     }
@@ -275,6 +281,11 @@ fn tell_trouble(context: &StageContext, player: &Player) {
         if let Some(trouble) = environment.client.counters().trouble {
             context.beat.waiting(format!(
                 "environment `{name}` fails and is asked again: {trouble}"
+            ));
+        }
+        for away in environment.client.away() {
+            context.beat.waiting(format!(
+                "environment `{name}` is played at its other addresses: {away}"
             ));
         }
     }
