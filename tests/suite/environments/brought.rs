@@ -317,7 +317,8 @@ async fn half_of_the_servers_down_is_said() {
     let (one, mut other) = (OddServer::start(), OddServer::start());
     let both = format!("{},{}", one.url(), other.url());
     let (whole, folder) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    assert!(finish(play(whole.path(), &both, "", &[])).status.success());
+    let keys = ["actor_rollout_ref.rollout.fault_retries=2"];
+    assert!(finish(play(whole.path(), &both, "", &keys)).status.success());
     // It answers while the run begins, and never again.
     let mut calls = 0;
     other.twist(move |call| {
@@ -326,7 +327,7 @@ async fn half_of_the_servers_down_is_said() {
             call.fail(503, "{}");
         }
     });
-    let output = finish(play(folder.path(), &both, "", &[]));
+    let output = finish(play(folder.path(), &both, "", &keys));
     assert!(output.status.success(), "{}", said(&output));
     let line = "is played at its other addresses";
     let named = said(&output)
