@@ -1,7 +1,14 @@
 //! The status of a run as a JSON document.
 
 use super::{State, Status};
+use agentgym_worker::Warning;
 use serde_json::{Value, json};
+
+/// A warning, and its line.
+pub(crate) fn warning_json(of: &Warning) -> Value {
+    json!({"name": of.name, "since": of.since, "iteration": of.iteration, "stage": of.stage.name(),
+        "what": of.what, "cure": of.cure, "pauses": of.pauses, "line": of.to_string()})
+}
 
 impl Status {
     /// The status as JSON.
@@ -36,7 +43,9 @@ impl Status {
             .iter()
             .map(|(worker, t)| json!({"worker": worker, "since_unix_s": t.since_unix_s, "why": t.why}))
             .collect();
+        let warnings: Vec<Value> = self.warnings.iter().map(warning_json).collect();
         json!({
+            "warnings": warnings, "advice": self.advice,
             "run": self.run, "state": self.state(), "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,
