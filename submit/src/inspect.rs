@@ -7,10 +7,9 @@ use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};
 use crate::records::{Filter, content};
 use crate::runs::RunView;
-use crate::status::{Known, warning_json, warnings};
+use crate::status::{Known, warning_json, warning_lines, warnings};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use agentgym_worker::Warning;
 use serde_json::{Value, json};
 
 /// Runs the command.
@@ -102,14 +101,10 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
             &plan.identity[..16.min(plan.identity.len())],
             commits.len(),
             text::table(&head, &rows),
-            lines(&warned)
+            warning_lines(&warned)
         ));
     }
     Ok(())
-}
-
-fn lines(warned: &[Warning]) -> String {
-    warned.iter().map(|w| format!("warning: {w}\n")).collect()
 }
 
 async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
@@ -160,7 +155,7 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
         }));
     } else {
         let head = ["part", "by attempt", "attempts", "bytes", "outputs"];
-        text::emit(&(text::table(&head, &rows) + &lines(&warned)));
+        text::emit(&(text::table(&head, &rows) + &warning_lines(&warned)));
     }
     Ok(())
 }

@@ -440,7 +440,7 @@ async fn follow(view: RunView, display: Display, global: &Global, resume: &str) 
                 let mut out = summary::report(&follower.book, &plan);
                 out += &before_and_after(&view, &follower.book).await;
                 out += &text::written(&written);
-                out += &status.warning_lines();
+                out += &crate::status::warning_lines(&status.warnings);
                 out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);
                 if !global.quiet {

@@ -85,8 +85,6 @@ pub struct Status {
     pub paused: Option<String>,
     /// What is wrong with the run by its figures.
     pub warnings: Vec<Warning>,
-    /// The command that goes on from before the warnings under other keys.
-    pub advice: Option<String>,
     /// How long the run still takes.
     pub pace: Option<TimeLeft>,
     /// Metrics of the last supervised part.
@@ -145,7 +143,6 @@ pub(crate) async fn status_again(
         on_hold: plan.config.jobs.hold && !finished,
         paused: None,
         warnings: warnings(view, &progress, known, None).await?,
-        advice: None,
         pace: None,
         fitted: fitted(view, &progress).await?,
         finished,
@@ -155,7 +152,6 @@ pub(crate) async fn status_again(
         out.troubled = queue.in_trouble().await.unwrap_or_default();
     }
     let (of, url) = ((&**plan, &progress), view.store.argument());
-    out.advice = agentgym_worker::advice(of, &out.warnings, &url);
     if !finished {
         out.pace = pace(view, out.latest).await?;
         out.paused = agentgym_worker::pause(of, &out.warnings, &url);
@@ -205,6 +201,11 @@ pub(crate) async fn warnings(
         }
         found => found.map_err(|e| Error::Worker(e.to_string())),
     }
+}
+
+/// A line for each warning.
+pub(crate) fn warning_lines(of: &[Warning]) -> String {
+    of.iter().map(|w| format!("warning: {w}\n")).collect()
 }
 
 /// Progress of supervised training in iteration 0.
@@ -477,15 +478,7 @@ impl Status {
                 ))
             );
         }
-        out + &self.warning_lines() + &self.waiting_line() + "\n"
-    }
-
-    /// A line for each warning, and how to go on under other keys.
-    pub(crate) fn warning_lines(&self) -> String {
-        let lines = self.warnings.iter().map(|w| format!("warning: {w}\n"));
-        let advice = self.advice.iter();
-        let advice = advice.map(|command| format!("to go on from before it: `{command}`\n"));
-        lines.chain(advice).collect()
+        out + &warning_lines(&self.warnings) + &self.waiting_line() + "\n"
     }
 }
 
@@ -565,7 +558,6 @@ mod tests {
             on_hold: false,
             paused: None,
             warnings: Vec::new(),
-            advice: None,
             pace: Some(TimeLeft {
                 iteration_s: 31.0,
                 left_s: 558.0,

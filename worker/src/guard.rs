@@ -11,18 +11,19 @@ mod figures;
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::retained;
-use agentgym_jobs::config::{Guard, Pipeline};
+use agentgym_jobs::config::{Alarm, Guard};
 use agentgym_jobs::pipeline::{Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::Store;
 pub use figures::History;
 use figures::{Figures, Window, number};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// What is wrong with a run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Warning {
     /// A name of `guard.pause`, or the key of a limit.
     pub name: String,
@@ -82,18 +83,24 @@ pub async fn warnings(
 }
 
 fn verdicts(window: &Window) -> Vec<Warning> {
-    let guard = &window.plan.config.guard;
-    let of = |found: alarms::Found| Warning {
-        name: found.alarm.name(),
-        since: found.since,
-        iteration: window.newest(),
-        stage: found.stage,
-        what: found.what,
-        cure: found.cure,
-        pauses: guard.pause.contains(&found.alarm),
-    };
-    let alarms = alarms::all(window).into_iter().map(of);
-    limits(window).into_iter().chain(alarms).collect()
+    limits(window)
+        .into_iter()
+        .chain(alarms::all(window))
+        .collect()
+}
+
+impl Window<'_> {
+    fn warning(&self, alarm: Alarm, since: u32, stage: Stage, said: (String, String)) -> Warning {
+        Warning {
+            name: alarm.name(),
+            since,
+            iteration: self.newest(),
+            stage,
+            what: said.0,
+            cure: said.1,
+            pauses: self.plan.config.guard.pause.contains(&alarm),
+        }
+    }
 }
 
 /// The message with which the run is paused, or `None`. A run that has trained its last iteration
@@ -180,39 +187,19 @@ fn limits(window: &Window) -> Vec<Warning> {
     out
 }
 
-/// The newest policy from before `since` that retention keeps, with what a fork from it needs.
-fn sound(plan: &Plan, latest: u32, since: u32) -> (u32, &'static str) {
+fn message(plan: &Plan, latest: u32, of: &Warning, url: &str) -> String {
     let kept = |n: u32, name: &str| {
         plan.forked_at() == Some(n) || retained(plan, n, name, latest, None, false)
     };
+    // The newest policy from before it that retention keeps.
     let first = plan.forked_at().unwrap_or(0);
-    let mut before = (first..since).rev();
+    let mut before = (first..of.since).rev();
     let sound = before.find(|n| kept(*n, "policy/")).unwrap_or(first);
     // A start policy has no optimizer state to continue with.
-    match sound == 0 || kept(sound, "optimizer/") {
-        true => (sound, ""),
-        false => (sound, " --fresh-optimizer"),
-    }
-}
-
-/// The command that goes on from before the warnings under other keys, if the run can be forked.
-pub fn advice((plan, progress): (&Plan, &Progress), of: &[Warning], url: &str) -> Option<String> {
-    let latest = progress.latest_policy(plan)?;
-    let since = of.iter().map(|warning| warning.since).min()?;
-    let can_fork = matches!(plan.config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol);
-    let (sound, fresh) = sound(plan, latest, since);
-    // What fills all that is looked at began before it, nobody knows when.
-    let is_old = since as usize > figures::FIRST && latest - since + 1 >= figures::LAST as u32;
-    (can_fork && since > 0 && !is_old).then(|| {
-        format!(
-            "agentgym-submit fork {} --iteration {sound}{fresh} --store {url} KEY=VALUE",
-            plan.run
-        )
-    })
-}
-
-fn message(plan: &Plan, latest: u32, of: &Warning, url: &str) -> String {
-    let (sound, fresh) = sound(plan, latest, of.since);
+    let fresh = match sound == 0 || kept(sound, "optimizer/") {
+        true => "",
+        false => " --fresh-optimizer",
+    };
     let (run, patience) = (&plan.run, plan.config.guard.patience);
     let others = plan.config.guard.pause.iter().map(|alarm| alarm.name());
     let others: Vec<String> = others.filter(|name| *name != of.name).collect();

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 /// A warning, and its line.
 pub(crate) fn warning_json(of: &Warning) -> Value {
-    json!({"name": of.name, "since": of.since, "iteration": of.iteration, "stage": of.stage.name(),
-        "what": of.what, "cure": of.cure, "pauses": of.pauses, "line": of.to_string()})
+    let mut document = json!(of);
+    document["line"] = of.to_string().into();
+    document
 }
 
 impl Status {
@@ -45,7 +46,7 @@ impl Status {
             .collect();
         let warnings: Vec<Value> = self.warnings.iter().map(warning_json).collect();
         json!({
-            "warnings": warnings, "advice": self.advice,
+            "warnings": warnings,
             "run": self.run, "state": self.state(), "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 const READS_AT_ONCE: usize = 16;
 /// Iterations at the start of a run and at its end that are looked at, so that the cost of a look
 /// does not grow with the run.
-pub(super) const FIRST: usize = 3;
-pub(super) const LAST: usize = 12;
+const FIRST: usize = 3;
+const LAST: usize = 12;
 
 pub(super) type Metrics = Map<String, Value>;
 
@@ -30,8 +30,6 @@ pub(super) struct Figures {
     pub(super) stats: Metrics,
     /// Metrics of the part that made its policy.
     pub(super) update: Metrics,
-    /// Whether its policy differs from the one that it was trained from.
-    pub(super) moved: Option<bool>,
 }
 
 /// What has been read of a run.
@@ -206,11 +204,6 @@ where
 async fn figures(store: &Store, plan: &Plan, iteration: u32) -> Result<Figures> {
     let evolves = plan.config.run.pipeline == Pipeline::AgentEvol;
     let made = policy_of(plan, iteration);
-    // Every iteration of AgentEvol begins with the first policy.
-    let from = match iteration == 0 || evolves {
-        true => id(0, Stage::Init, 0),
-        false => policy_of(plan, iteration - 1),
-    };
     let played = match evolves {
         true => id(iteration, Stage::Filter, 0),
         false => id(iteration, Stage::Advantage, 0),
@@ -222,34 +215,12 @@ async fn figures(store: &Store, plan: &Plan, iteration: u32) -> Result<Figures> 
         out.stats = manifest.work.map(|work| work.stats).unwrap_or_default();
         out.episodes = metrics;
     }
-    if from != made
-        && let Some((manifest, metrics)) = part(store, plan, made).await?
+    if made.stage != Stage::Init
+        && let Some((_, metrics)) = part(store, plan, made).await?
     {
         out.update = metrics;
-        let before = store.manifest(&slot(plan, from)).await?;
-        let before = before.map(|before| weights(&before)).unwrap_or_default();
-        let after = weights(&manifest);
-        // The first adapter has none before it.
-        let is_known = before
-            .iter()
-            .map(|(name, _)| name)
-            .eq(after.iter().map(|(name, _)| name));
-        out.moved = (is_known && !after.is_empty()).then(|| before != after);
     }
     Ok(out)
-}
-
-/// Names and digests of what training changes of a policy.
-fn weights(manifest: &Manifest) -> Vec<(String, String)> {
-    let of = |folder: &str| -> Vec<(String, String)> {
-        let all = manifest.outputs.iter();
-        all.filter(|a| a.name.starts_with(folder) && a.name.ends_with(".safetensors"))
-            .map(|a| (a.name.clone(), a.digest.to_string()))
-            .collect()
-    };
-    Some(of("adapter/"))
-        .filter(|adapter| !adapter.is_empty())
-        .unwrap_or_else(|| of("policy/"))
 }
 
 fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
@@ -260,18 +231,15 @@ fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
     }
 }
 
-fn slot(plan: &Plan, id: PartId) -> PartKey {
-    PartKey {
+/// The commit of a part, and its metrics.
+async fn part(store: &Store, plan: &Plan, id: PartId) -> Result<Option<(Manifest, Metrics)>> {
+    let slot = PartKey {
         run: plan.run.clone(),
         iteration: id.iteration,
         stage: id.stage.name().into(),
         part: id.part,
-    }
-}
-
-/// The commit of a part, and its metrics.
-async fn part(store: &Store, plan: &Plan, id: PartId) -> Result<Option<(Manifest, Metrics)>> {
-    let Some(manifest) = store.manifest(&slot(plan, id)).await? else {
+    };
+    let Some(manifest) = store.manifest(&slot).await? else {
         return Ok(None);
     };
     let is_metrics = |artifact: &Artifact| artifact.name == artifact_names::METRICS;
