@@ -7,9 +7,10 @@ use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};
 use crate::records::{Filter, content};
 use crate::runs::RunView;
+use crate::status::{Known, warning_json, warning_lines, warnings};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Runs the command.
 pub(crate) async fn inspect(view: &RunView, args: &InspectArgs, global: &Global) -> Result<()> {
@@ -77,8 +78,10 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
             "success": success, "held_out_success": held_out,
         }));
     }
+    let warned = warnings(view, &progress, &mut Known::default(), None).await?;
     if global.json {
         text::emit_json(&json!({
+            "warnings": warned.iter().map(warning_json).collect::<Vec<Value>>(),
             "run": plan.run.to_string(), "revision": plan.revision, "identity": plan.identity,
             "iterations_planned": plan.iterations, "commits": commits.len(), "iterations": documents,
         }));
@@ -92,12 +95,13 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
             "wall",
         ];
         text::emit(&format!(
-            "run {}  revision {}  identity {}  {} commits\n{}",
+            "run {}  revision {}  identity {}  {} commits\n{}{}",
             plan.run,
             plan.revision,
             &plan.identity[..16.min(plan.identity.len())],
             commits.len(),
-            text::table(&head, &rows)
+            text::table(&head, &rows),
+            warning_lines(&warned)
         ));
     }
     Ok(())
@@ -142,13 +146,16 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
             "metrics": row.metrics, "stats": row.stats, "wall_s": row.wall_s,
         }));
     }
+    let progress = view.progress().await?;
+    let warned = warnings(view, &progress, &mut Known::default(), Some(n)).await?;
     if global.json {
-        text::emit_json(
-            &json!({"run": view.plan.run.to_string(), "iteration": n, "parts": documents}),
-        );
+        let warned: Vec<Value> = warned.iter().map(warning_json).collect();
+        text::emit_json(&json!({
+            "run": view.plan.run.to_string(), "iteration": n, "parts": documents, "warnings": warned,
+        }));
     } else {
         let head = ["part", "by attempt", "attempts", "bytes", "outputs"];
-        text::emit(&text::table(&head, &rows));
+        text::emit(&(text::table(&head, &rows) + &warning_lines(&warned)));
     }
     Ok(())
 }

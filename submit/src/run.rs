@@ -423,8 +423,11 @@ async fn follow(view: RunView, display: Display, global: &Global, resume: &str) 
         End::Finished => {
             let seen = follower.book.seen().clone();
             let (digest, commits) = store.run_digest_of(&plan.run, seen).await?;
+            let status = crate::status::status(&view, None).await?;
             if global.json {
                 let mut report = summary::report_json(&follower.book, &plan);
+                let warned = status.warnings.iter().map(crate::status::warning_json);
+                report["warnings"] = warned.collect();
                 report["digest"] = digest.to_string().into();
                 report["commits"] = commits.into();
                 report["written"] = written
@@ -437,6 +440,7 @@ async fn follow(view: RunView, display: Display, global: &Global, resume: &str) 
                 let mut out = summary::report(&follower.book, &plan);
                 out += &before_and_after(&view, &follower.book).await;
                 out += &text::written(&written);
+                out += &crate::status::warning_lines(&status.warnings);
                 out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);
                 if !global.quiet {

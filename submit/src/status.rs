@@ -16,8 +16,9 @@ use agentgym_jobs::planner::Progress;
 use agentgym_queue::{Queue, Trouble};
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
-use agentgym_worker::{Cause, Exhausted, RunState};
+use agentgym_worker::{Cause, Exhausted, History, Warning};
 pub(crate) use all::all;
+pub(crate) use document::warning_json;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// State of a part that is not committed.
@@ -82,6 +83,8 @@ pub struct Status {
     pub on_hold: bool,
     /// Why the guard has paused the run.
     pub paused: Option<String>,
+    /// What is wrong with the run by its figures.
+    pub warnings: Vec<Warning>,
     /// How long the run still takes.
     pub pace: Option<TimeLeft>,
     /// Metrics of the last supervised part.
@@ -101,10 +104,10 @@ pub struct Fitted {
     pub validation_loss: Option<f64>,
 }
 
-/// State kept between repeated reads of a guarded run: the metrics of an iteration never change, so
-/// each is read once.
+/// State kept between repeated reads of a run: the metrics of an iteration never change, so each is
+/// read once.
 #[derive(Default)]
-pub(crate) struct Known(Option<RunState>);
+pub(crate) struct Known(History);
 
 /// Reads the status of a run; `queue` says which attempts have lost their worker.
 ///
@@ -139,6 +142,7 @@ pub(crate) async fn status_again(
         troubled: Vec::new(),
         on_hold: plan.config.jobs.hold && !finished,
         paused: None,
+        warnings: warnings(view, &progress, known, None).await?,
         pace: None,
         fitted: fitted(view, &progress).await?,
         finished,
@@ -147,9 +151,10 @@ pub(crate) async fn status_again(
         // Who is alive says the same of a queue that does not answer.
         out.troubled = queue.in_trouble().await.unwrap_or_default();
     }
+    let (of, url) = ((&**plan, &progress), view.store.argument());
     if !finished {
         out.pace = pace(view, out.latest).await?;
-        out.paused = paused(view, known).await?;
+        out.paused = agentgym_worker::pause(of, &out.warnings, &url);
     }
     let runnable = frontier.runnable.iter().map(|part| view.slot(part.id));
     let mut known = view
@@ -176,26 +181,31 @@ pub(crate) async fn status_again(
     Ok(out)
 }
 
-/// The guard's verdict, if the plan has a guard.
-async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
-    let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
-    if !agentgym_worker::is_guarded(&view.plan) {
-        return Ok(None);
+/// What is wrong with the run by its figures up to the policy of iteration `upto`.
+///
+/// # Errors
+/// The store cannot be read.
+pub(crate) async fn warnings(
+    view: &RunView,
+    progress: &Progress,
+    known: &mut Known,
+    upto: Option<u32>,
+) -> Result<Vec<Warning>> {
+    let of = (&*view.plan, progress);
+    let found = agentgym_worker::warnings(&view.store, of, &mut known.0, upto).await;
+    match found {
+        // A damaged figure does not hide the rest, unless the run may be paused by it.
+        Err(e) if !agentgym_worker::is_guarded(&view.plan) => {
+            tracing::debug!("the run's figures cannot be read: {e}");
+            Ok(Vec::new())
+        }
+        found => found.map_err(|e| Error::Worker(e.to_string())),
     }
-    let state = match &mut known.0 {
-        Some(state) => {
-            state.refresh_plan().await.map_err(other)?;
-            state.refresh().await.map_err(other)?;
-            state
-        }
-        none => {
-            let opened = RunState::open(&view.store, &view.plan.run).await;
-            none.insert(opened.map_err(other)?)
-        }
-    };
-    agentgym_worker::guard_verdict(&view.store, state)
-        .await
-        .map_err(other)
+}
+
+/// A line for each warning.
+pub(crate) fn warning_lines(of: &[Warning]) -> String {
+    of.iter().map(|w| format!("warning: {w}\n")).collect()
 }
 
 /// Progress of supervised training in iteration 0.
@@ -468,7 +478,7 @@ impl Status {
                 ))
             );
         }
-        out + &self.waiting_line() + "\n"
+        out + &warning_lines(&self.warnings) + &self.waiting_line() + "\n"
     }
 }
 
@@ -547,6 +557,7 @@ mod tests {
             troubled: Vec::new(),
             on_hold: false,
             paused: None,
+            warnings: Vec::new(),
             pace: Some(TimeLeft {
                 iteration_s: 31.0,
                 left_s: 558.0,

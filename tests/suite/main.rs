@@ -47,5 +47,6 @@ mod toolbox;
 mod verify;
 mod version;
 mod view;
+mod watchdog;
 mod workers;
 mod worlds;

@@ -5,9 +5,13 @@ import { ask, askOnce, bundledRun, runPath } from "./data.js";
 import { histogram, lineChart, sharedCursor, sparkline } from "./charts.js";
 
 function state(status) {
+  const count = status.warnings?.length ?? 0;
+  const warned = count ? h("span", { class: "state warn", title: status.warnings.map((w) => w.line).join("\n") }, `▲ ${status.finished ? "finished, " : ""}${count} ${count === 1 ? "warning" : "warnings"}`) : null;
+  if (status.finished && warned) return warned;
   if (status.finished) return h("span", { class: "state good" }, "● finished");
   if (status.on_hold) return h("span", { class: "state warn" }, "◌ on hold");
   if (status.stopped || status.paused) return h("span", { class: "state bad" }, "■ stopped");
+  if (warned) return warned;
   const running = status.in_flight.filter((part) => part.state === "running").length;
   return running ? h("span", { class: "state run" }, `▶ ${running} running`) : h("span", { class: "state warn" }, "◌ waiting");
 }
@@ -138,6 +142,7 @@ export async function runPage(root, [run], query, go) {
     status.finished ? null : h("p", { class: "waiting" }, "Waiting ", status.waiting, "."),
     status.paused ? h("p", { class: "card bad" }, status.paused) : null,
     failures.length ? h("ul", { class: "warn" }, failures) : null,
+    status.warnings?.length ? h("ul", { class: "warn", "aria-label": "Warnings" }, status.warnings.map((w) => h("li", {}, w.line))) : null,
     h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x })),
       ledger ? priceField(ledger.total.unpriced_s, query, (price) => go(["runs", run], { ...query, price })) : null,
       ledger ? h("span", { class: "quiet" }, "Lost and idle time is not in it; ", a(link(["runs", run, "fleet"], { price: query.price }), "the ledger"), " has both.",

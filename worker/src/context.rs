@@ -85,6 +85,8 @@ impl Report {
 /// An event that a worker sends to its subscribers.
 #[derive(Debug, Clone)]
 pub enum Event {
+    /// The figures of the run show something wrong.
+    Warned(crate::Warning),
     /// An attempt began.
     Started {
         /// The part.

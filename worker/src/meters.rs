@@ -30,6 +30,7 @@ pub struct Meters {
     running: IntGaugeVec,
     tokens: IntCounterVec,
     claims: IntCounterVec,
+    warnings: IntCounterVec,
     env_calls: HistogramVec,
     env_faults: IntCounterVec,
     requests: IntCounterVec,
@@ -105,6 +106,12 @@ impl Default for Meters {
                 "agentgym_claims_total",
                 "Claims on parts: held, taken by another worker, or not renewed in time.",
                 ["result"]
+            ),
+            warnings: meter!(
+                IntCounterVec,
+                "agentgym_warnings_total",
+                "Warnings of the watchdog, by name.",
+                ["name"]
             ),
             env_faults: meter!(
                 IntCounterVec,
@@ -192,6 +199,10 @@ impl Meters {
         self.worker
             .with_label_values(&[name, device, numeric_class, crate::BUILD])
             .set(1);
+    }
+
+    pub(crate) fn warning(&self, name: &str) {
+        self.warnings.with_label_values(&[name]).inc();
     }
 
     pub(crate) fn making(&self, stage: &str) -> Making {

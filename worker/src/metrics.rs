@@ -2,9 +2,9 @@
 //! into the attempt's [`Report`](crate::Report) instead, since equal runs have equal artifacts.
 //! `docs/metrics.md` explains every name.
 
-use crate::Result;
+use crate::{Report, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::episode::{Episode, Outcome};
+use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
 use serde::Serialize;
@@ -108,6 +108,33 @@ impl EpisodeSummary {
             outcomes,
         }
     }
+}
+
+/// What the watchdog counts in episodes beside their metrics, whose bytes it must not change.
+pub(crate) fn report_turns(episodes: &[&Episode], report: &mut Report) {
+    let (mut turns, mut unparsed, mut cut) = (0u64, 0u64, 0u64);
+    let mut groups: BTreeMap<u32, Vec<Vec<u32>>> = BTreeMap::new();
+    for episode in episodes.iter().filter(|e| e.usable()) {
+        for turn in &episode.turns {
+            turns += 1;
+            unparsed += u64::from(turn.parse == Parse::Invalid);
+            cut += u64::from(turn.finish == Finish::Length);
+        }
+        let tokens = (episode.sequences.iter()).flat_map(|s| s.token_ids.iter().zip(&s.loss_mask));
+        let sampled = tokens.filter(|(_, is_sampled)| **is_sampled);
+        let text = sampled.map(|(token, _)| *token).collect();
+        groups.entry(episode.group).or_default().push(text);
+    }
+    groups.retain(|_, texts| texts.len() > 1);
+    let identical = |texts: &&Vec<Vec<u32>>| texts.iter().all(|text| *text == texts[0]);
+    report.set("turns", turns);
+    report.set("turns_unparsed", unparsed);
+    report.set("turns_cut", cut);
+    report.set("groups_compared", groups.len());
+    report.set(
+        "groups_identical",
+        groups.values().filter(identical).count(),
+    );
 }
 
 /// Share of solved episodes per environment.

@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::exhausted::{Exhausted, counted_failures};
-use crate::guard::History;
+use crate::guard::{History, Told};
 use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -38,8 +38,10 @@ pub struct RunState {
     offered: BTreeSet<PartId>,
     /// Attempts of runnable parts, as last listed.
     attempts: BTreeMap<PartKey, Vec<AttemptRecord>>,
-    /// What the stop guard has read so far.
+    /// What the watchdog has read so far.
     pub(crate) history: History,
+    /// The warnings that it has given.
+    pub(crate) warned: Told,
 }
 
 /// The newest revision of a run's plan.
@@ -94,7 +96,8 @@ impl RunState {
             manifests: BTreeMap::new(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: History::new(),
+            history: History::default(),
+            warned: Told::default(),
         };
         state.refresh().await?;
         Ok(state)
@@ -112,7 +115,8 @@ impl RunState {
             manifests: self.manifests.clone(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: History::new(),
+            history: History::default(),
+            warned: Told::default(),
         }
     }
 

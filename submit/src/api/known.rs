@@ -8,7 +8,7 @@ use crate::credit::{Compared, compare, played};
 use crate::inspect::screen::Pieces;
 use crate::metrics::{Row, RunMetrics, read_row};
 use crate::runs::{RunView, newest_plan, unknown};
-use crate::status::{Status, status};
+use crate::status::{self, Status, status_again};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
@@ -41,6 +41,8 @@ pub(super) struct Known {
     global: Global,
     /// Opened by the first question for who is alive.
     queue: OnceCell<Option<Queue>>,
+    /// What the watchdog has read.
+    figures: Mutex<status::Known>,
     pieces: Mutex<Option<Arc<Pieces>>>,
     credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
     attempts: Mutex<Option<(Instant, Arc<Attempts>)>>,
@@ -61,6 +63,7 @@ impl Known {
         Self {
             global: global.clone(),
             queue: OnceCell::new(),
+            figures: Mutex::default(),
             refreshing: Mutex::default(),
             state: Mutex::new(State {
                 view,
@@ -163,7 +166,8 @@ impl Known {
         let view = self.view().await;
         let open = || claims::queue(&view, &self.global);
         let queue = self.queue.get_or_init(open).await;
-        status(&view, queue.as_ref()).await
+        let mut figures = self.figures.lock().await;
+        status_again(&view, &mut figures, queue.as_ref()).await
     }
 
     /// The tokenizer, which training never changes.

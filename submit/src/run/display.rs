@@ -7,7 +7,7 @@
 use crate::text;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_text::visible;
-use agentgym_worker::Event;
+use agentgym_worker::{Event, Told};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -35,6 +35,7 @@ pub(crate) struct Display {
     spoke: Cell<Instant>,
     parts: BTreeMap<PartId, Part>,
     run: Run,
+    warned: Told,
 }
 
 enum Form {
@@ -86,6 +87,7 @@ impl Display {
             spoke: Cell::new(Instant::now()),
             parts: BTreeMap::new(),
             run: Run::default(),
+            warned: Told::default(),
         }
     }
 
@@ -181,6 +183,11 @@ impl Display {
                 if self.waiting.get(message).is_none_or(again) {
                     self.waiting.insert(message.clone(), Instant::now());
                     self.line(&format!("waiting: {message}"));
+                }
+            }
+            Event::Warned(warning) => {
+                if self.warned.is_new(warning) {
+                    self.line(&format!("warning: {warning}"));
                 }
             }
             Event::RunFinished { .. } | Event::RunStopped { .. } => {}

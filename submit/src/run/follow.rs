@@ -187,6 +187,9 @@ impl Follower {
         let newest = RunView::open(&self.view.store, &run).await?;
         let newest = newest.with_queue(self.view.queue.clone());
         let status = status_again(&newest, &mut self.known, None).await?;
+        for warning in &status.warnings {
+            self.display.event(&Event::Warned(warning.clone()));
+        }
         let stopped = status.stopped();
         if stopped.is_none() {
             let line = status.waiting_line();

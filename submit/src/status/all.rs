@@ -107,13 +107,17 @@ async fn look(store: &Store, run: &str, global: &Global) -> Result<Listed> {
         true => String::new(),
         false => status.waiting_line(),
     };
+    let mut waits: Vec<String> = vec![waiting.trim_start_matches("waiting: ").to_owned()];
+    waits.retain(|text| !text.is_empty());
+    let names: Vec<&str> = status.warnings.iter().map(|w| w.name.as_str()).collect();
+    waits.extend((!names.is_empty()).then(|| format!("warnings: {}", names.join(", "))));
     Ok(Listed {
         begun_unix_s: attempts.first().map(|first| first.start.started_unix_s),
         cells: [
             status.state().to_owned(),
             format!("{}/{}", status.latest.unwrap_or(0), status.iterations),
             format!("{}/{}", status.committed, status.parts),
-            waiting.trim_start_matches("waiting: ").to_owned(),
+            waits.join("; "),
         ],
         document: status.to_json(),
         run: status.run,

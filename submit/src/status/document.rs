@@ -1,7 +1,15 @@
 //! The status of a run as a JSON document.
 
 use super::{State, Status};
+use agentgym_worker::Warning;
 use serde_json::{Value, json};
+
+/// A warning, and its line.
+pub(crate) fn warning_json(of: &Warning) -> Value {
+    let mut document = json!(of);
+    document["line"] = of.to_string().into();
+    document
+}
 
 impl Status {
     /// The status as JSON.
@@ -36,7 +44,9 @@ impl Status {
             .iter()
             .map(|(worker, t)| json!({"worker": worker, "since_unix_s": t.since_unix_s, "why": t.why}))
             .collect();
+        let warnings: Vec<Value> = self.warnings.iter().map(warning_json).collect();
         json!({
+            "warnings": warnings,
             "run": self.run, "state": self.state(), "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,

@@ -366,7 +366,8 @@ fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
             }
         }
         // The runtime logs these itself, with run and attempt.
-        Event::Started { .. }
+        Event::Warned(_)
+        | Event::Started { .. }
         | Event::Committed { .. }
         | Event::Superseded { .. }
         | Event::Progress { .. }

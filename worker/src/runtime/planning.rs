@@ -6,7 +6,7 @@ use crate::Cause;
 use crate::context::Event;
 use crate::run_state::RunState;
 use crate::{Error, Result, guard, panics};
-use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::pipeline::{PartId, policy_of};
 use agentgym_storage::RunId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ const TURN_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// After a commit: announces it, and pushes the parts that it enables. Makes no request to the
-    /// store, unless this was the last part or this process has missed many announcements.
+    /// store, unless this was the last part, this process has missed many announcements, or there
+    /// are new figures to watch.
     pub(super) async fn plan_after(&self, shared: &Arc<Mutex<RunState>>, id: PartId) -> Result<()> {
         let mut state = shared.lock().await;
         let queue = &self.options.queue;
@@ -35,6 +36,9 @@ impl Worker {
         let (enabled, seems_over) = state.enabled_by(id, &told).await?;
         if seems_over {
             state.refresh().await?;
+        }
+        if id == policy_of(&state.plan, id.iteration) || id.stage.facts().evaluates {
+            self.warn(&mut state).await;
         }
         state.heed_plan(queue).await?;
         if self.is_over(&mut state) || self.is_held_up(&mut state).await? {
@@ -63,6 +67,25 @@ impl Worker {
         }
         self.out_of_trouble();
         Ok(())
+    }
+
+    /// Says what is wrong with the run by its newest figures; each thing once.
+    async fn warn(&self, state: &mut RunState) {
+        let plan = Arc::clone(&state.plan);
+        let of = (&*plan, &state.progress);
+        let found = guard::warnings(&self.options.store, of, &mut state.history, None).await;
+        // Whoever asks for the status hears of it too, so nothing waits for a store that fails now.
+        let found = found.unwrap_or_else(|e| {
+            tracing::debug!("the run's figures cannot be read: {e}");
+            Vec::new()
+        });
+        for warning in found {
+            if state.warned.is_new(&warning) {
+                tracing::warn!(run = %plan.run, "{warning}");
+                self.options.meters.warning(&warning.name);
+                let _ = self.events.send(Event::Warned(warning));
+            }
+        }
     }
 
     /// True if every part is committed; this is then reported.

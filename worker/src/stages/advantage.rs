@@ -76,14 +76,6 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     };
     let credit = Credit::assign(plan, &all, &given)?;
     let metrics = summary::summarise(plan, iteration, &all, &given, &credit)?;
-    let groups = plan.config.algorithm.adv_estimator.needs_groups();
-    if groups && metrics.groups_mixed == 0 {
-        tracing::warn!(
-            iteration,
-            success = metrics.episodes.success,
-            "no group of this iteration has a gradient: all members of each got the same reward"
-        );
-    }
     write(outputs, artifact_names::BATCH, "batch", &credit.batch).await?;
     if let Some(targets) = &credit.targets {
         write(outputs, artifact_names::TARGETS, "targets", targets).await?;
@@ -92,7 +84,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         write_json(outputs, artifact_names::KL, "kl", state).await?;
     }
     metrics::write(outputs, &metrics).await?;
-    Ok(Report::default())
+    let mut report = Report::default();
+    let episodes: Vec<&Episode> = all.iter().map(|scored| &scored.episode).collect();
+    metrics::report_turns(&episodes, &mut report);
+    Ok(report)
 }
 
 /// The coefficient of the KL penalty in this iteration's rewards: the one that the previous

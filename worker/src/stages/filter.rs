@@ -74,6 +74,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let all: Vec<&Episode> = played.iter().map(|k| &k.episode).collect();
     spoiled::refuse_iteration(context, all.iter().copied())?;
     let (episodes, success_by_env) = (EpisodeSummary::of(&all), success_by_env(&all));
+    let mut report = Report::default();
+    metrics::report_turns(&all, &mut report);
     pool.extend(played);
     let sft = &plan.config.sft;
     let (kept, counts) = filter(&plan.config.agentevol, sft.max_length, iteration, pool);
@@ -88,7 +90,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     play::write(outputs, artifact_names::EPISODES, kept).await?;
     write_json(outputs, LINEAGE, "lineage", &lineage).await?;
     metrics::write(outputs, &metrics).await?;
-    Ok(Report::default())
+    Ok(report)
 }
 
 fn lineage(iteration: u32, part: u32, index: u32, episode: &Episode) -> Lineage {

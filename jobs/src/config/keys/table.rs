@@ -324,7 +324,8 @@ pub const KEYS: &[KeySpec] = &[
     option("evaluation.k", "null", "the k of pass@k, a list; default: 1 and evaluation.samples")
         .within(whole(0, MILLION, "no more than evaluation.samples")),
     // guard
-    bind("guard.patience", "3", "iterations running that must be beyond a limit before the run is paused").within(whole(1, MILLION, ANY)),
+    bind("guard.patience", "3", "iterations running that must be beyond a limit before a warning is given or the run is paused").within(whole(1, MILLION, ANY)),
+    bind("guard.pause", "[]", "warnings of the watchdog that pause the run: kl, ratio, grad_norm, entropy, length, success, evaluation, no_reward, same_reward, no_signal, unsolved, unparsed, context, same_samples, unmoved, loss, scrambled"),
     bind("guard.entropy_min", "null", "pause below this entropy per token, nats; null: no limit"),
     bind("guard.entropy_max", "null", "pause above this entropy per token, nats"),
     bind("guard.grad_norm_max", "null", "pause above this gradient norm (before clipping)"),

@@ -1,4 +1,4 @@
-//! What is measured on the way, what pauses a run, and how long it is.
+//! What is measured on the way, and how long a run is.
 #![allow(
     missing_docs,
     reason = "every field is documented once, in the key table"
@@ -62,16 +62,6 @@ impl Evaluation {
         let ks: BTreeSet<u32> = self.k.clone().unwrap_or(default).into_iter().collect();
         ks.into_iter().map(|k| k as usize).collect()
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Guard {
-    pub patience: u32,
-    pub entropy_min: Option<f64>,
-    pub entropy_max: Option<f64>,
-    pub grad_norm_max: Option<f64>,
-    pub success_share_min: Option<f64>,
-    pub mismatch_max: Option<f64>,
 }
 
 /// The number format of weights in folders that are written for people; the run's own artifacts are
