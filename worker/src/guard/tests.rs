@@ -18,15 +18,8 @@ fn sound() -> Value {
 fn with(changes: &[(&str, Value)]) -> Figures {
     let mut all = sound();
     for (path, value) in changes {
-        all[path.replace('.', "/").split('/').next().unwrap()]
-            .as_object_mut()
-            .map_or((), |part| {
-                let name = path.split_once('.').unwrap().1;
-                part.insert(name.to_owned(), value.clone());
-            });
-        if !path.contains('.') {
-            all[*path] = value.clone();
-        }
+        let (part, name) = path.split_once('.').unwrap();
+        all[part][name] = value.clone();
     }
     let part = |name: &str| all[name].as_object().unwrap().clone();
     Figures {
@@ -73,13 +66,15 @@ fn every_alarm_has_its_figure() {
         ]
     };
     let cases: Vec<(&str, usize, Vec<(&str, Value)>)> = vec![
-        ("kl", 1, vec![("update.ppo_kl", json!(-1.5))]),
+        ("kl", 1, vec![("update.ppo_kl", json!(-0.31))]),
         ("kl", 1, vec![("update.ppo_kl", Value::Null)]),
-        ("ratio", 1, vec![("update.ratio_max", json!(1e7))]),
+        ("ratio", 1, vec![("update.ratio_max", json!(1.1e6))]),
         ("grad_norm", 3, vec![("update.grad_norm", json!(101))]),
-        ("loss", 1, vec![("update.loss", json!(40.0))]),
-        ("entropy", 1, vec![("episodes.entropy", json!(1e-4))]),
-        ("length", 3, vec![("stats.turns_cut", json!(100))]),
+        ("loss", 1, vec![("update.loss", json!(12.1))]),
+        ("grad_norm", 1, vec![("update.non_finite_steps", json!(1))]),
+        ("entropy", 1, vec![("episodes.entropy", json!(0.0029))]),
+        ("entropy", 1, vec![("episodes.entropy", json!(4.01))]),
+        ("length", 3, vec![("stats.turns_cut", json!(65))]),
         ("no_reward", 3, [groups(0, 8, 0), zero.to_vec()].concat()),
         ("same_reward", 3, groups(0, 0, 8)),
         ("no_signal", 3, groups(0, 4, 4)),
@@ -88,11 +83,11 @@ fn every_alarm_has_its_figure() {
             3,
             vec![("episodes.success_by_env", json!({"a": 0.9, "b": 0.0}))],
         ),
-        ("unparsed", 3, vec![("stats.turns_unparsed", json!(100))]),
+        ("unparsed", 3, vec![("stats.turns_unparsed", json!(65))]),
         (
             "context",
             3,
-            vec![("episodes.outcomes", json!({"length": 20}))],
+            vec![("episodes.outcomes", json!({"length": 17}))],
         ),
         (
             "same_samples",
@@ -128,6 +123,30 @@ fn every_alarm_has_its_figure() {
         // One sound iteration ends it; a run that was never sound has no iteration to compare with.
         let over = vec![broken.clone(), broken.clone(), broken, with(&[])];
         assert_eq!(said(&[], &over), [], "{name}");
+    }
+}
+
+/// The last figure that each rule lets pass.
+#[test]
+fn up_to_a_threshold_nothing_is_said() {
+    for (path, value) in [
+        ("update.ppo_kl", json!(-0.3)),
+        ("update.ratio_max", json!(1e6)),
+        ("update.ratio_max", json!(1.0001)),
+        ("update.grad_norm", json!(100.0)),
+        ("update.non_finite_steps", json!(0)),
+        ("update.loss", json!(12.0)),
+        ("episodes.entropy", json!(0.003)),
+        ("episodes.entropy", json!(4.0)),
+        ("episodes.groups_all_zero", json!(50)),
+        ("episodes.outcomes", json!({"length": 16})),
+        ("episodes.success_by_env", json!({"a": 0.9, "b": 0.01})),
+        ("stats.turns_cut", json!(64)),
+        ("stats.turns_unparsed", json!(64)),
+        ("stats.groups_identical", json!(4)),
+    ] {
+        let said = said(&[], &vec![with(&[(path, value)]); 4]);
+        assert_eq!(said, [], "{path}");
     }
 }
 
@@ -312,4 +331,21 @@ fn a_look_at_a_long_run_reads_its_begin_and_its_end() {
     assert_eq!(all, [vec![0, 1, 2], (88..100).collect()].concat());
     figures::thin(&mut all, 3);
     assert_eq!(all.len(), 15, "once is as often as twice");
+}
+
+#[test]
+fn a_warning_is_given_once_until_it_ends() {
+    let mut told = Told::default();
+    let mut say = |since, iteration| {
+        let of = said(&[], &[with(&[("update.loss", json!(40.0))])]).remove(0);
+        told.is_new(&Warning {
+            since,
+            iteration,
+            ..of
+        })
+    };
+    assert!(say(1, 1) && !say(1, 2) && !say(1, 3));
+    // The first iteration of a long row is no longer looked at.
+    assert!(!say(4, 15) && !say(5, 16));
+    assert!(say(18, 18), "iteration 17 was sound");
 }
