@@ -2,8 +2,8 @@
 //! run would, output that cannot be written, and runs that can be told apart in a list.
 
 use crate::bad_input::Scene;
-use agentgym_tests::program::program;
-use serde_json::Value;
+use agentgym_tests::program::{program, workspace};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::process::Stdio;
 
@@ -60,6 +60,39 @@ fn a_plan_ends_as_its_run_would() {
         assert!(elsewhere.status.success(), "the workers may have it");
     }
     assert!(!scene.path("s/runs").exists());
+}
+
+/// Where the store has seen nothing, a small iteration is measured, and leaves nothing behind.
+#[test]
+fn a_plan_says_how_long_a_shipped_config_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("s");
+    let mut command = program("agentgym-submit");
+    command
+        .args(["--json", "plan", "configs/smoke.yaml", "--store"])
+        .arg(&store)
+        .env("TMPDIR", folder.path())
+        .current_dir(workspace());
+    let begun = std::time::Instant::now();
+    let output = command.output().unwrap();
+    let took_s = begun.elapsed().as_secs_f64();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let trial_s = plan["measured"]["trial_s"].as_f64();
+    // A machine that is busy otherwise says why it measured nothing.
+    match trial_s {
+        Some(trial_s) => {
+            assert!(trial_s < took_s, "{plan}");
+            let all_s = plan["measured"]["worker_s"].as_f64().unwrap();
+            assert!((1.0..600.0).contains(&all_s), "{plan}");
+            assert_eq!(plan["measured"]["unmeasured"], json!([]));
+        }
+        None => {
+            let why = plan["unmeasured_why"].as_str().unwrap();
+            assert!(why.contains("takes more than 5 s here"), "{plan}");
+        }
+    }
+    assert!(took_s < 10.0, "{took_s} s");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
