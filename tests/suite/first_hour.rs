@@ -95,6 +95,50 @@ fn a_plan_says_how_long_a_shipped_config_takes() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// On a terminal no word is broken, whatever prints the line; a pipe has a fact a line.
+#[test]
+fn lines_on_a_terminal_break_between_words() {
+    let scene = Scene::new();
+    let program = program("agentgym-submit");
+    let program = program.get_program().to_str().unwrap();
+    let words = |text: &str| {
+        let words = text.split_whitespace().map(str::to_owned);
+        words.collect::<Vec<_>>()
+    };
+    for line in [
+        "plan run.yaml jobs.workers=0 sft.sources=[] dpo.lr=1e-3",
+        "plan run.yaml actor_rollout_ref.model.path=no/folder",
+        "--help",
+        "run --help",
+    ] {
+        let piped = scene.submit(line);
+        let piped = [&piped.stdout[..], &piped.stderr].concat();
+        let piped = String::from_utf8(piped).unwrap();
+        let lines = |text: &str| text.lines().map(|l| l.chars().count()).max().unwrap();
+        assert!(lines(&piped) > 80, "{line} proves nothing");
+        for columns in [80, 120] {
+            // util-linux's, which is on every Linux.
+            let output = std::process::Command::new("script")
+                .args(["-qec"])
+                .arg(format!(
+                    "stty rows 40 cols {columns} -onlcr && {program} {line}"
+                ))
+                .arg("/dev/null")
+                .current_dir(scene.folder())
+                .env("NO_COLOR", "1")
+                .stdin(Stdio::null())
+                .output()
+                .unwrap();
+            let shown = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(words(&shown), words(&piped), "{line}");
+            let long = shown
+                .lines()
+                .find(|l| l.chars().count() > columns && l.trim().contains(char::is_whitespace));
+            assert_eq!(long, None, "{line} at {columns}");
+        }
+    }
+}
+
 #[test]
 fn a_path_may_begin_at_home() {
     let scene = Scene::new();
