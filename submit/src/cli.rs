@@ -164,7 +164,8 @@ pub enum Command {
     Episodes(EpisodesArgs),
     /// Two policies on the same tasks: which were gained and lost, and an exact test
     Compare(CompareArgs),
-    /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing
+    /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing. With --bundle,
+    /// a run's pages become one file to send or to keep
     View(ViewArgs),
     /// Talk to a policy, or have it judged: OpenAI's HTTP API over our engine
     Serve(ServeArgs),
@@ -427,7 +428,8 @@ pub struct ViewArgs {
     /// Only print the URL
     #[arg(long)]
     pub no_open: bool,
-    /// Write the run's pages into this folder instead, as one file that needs no server
+    /// Write the run's pages into this folder instead, as one file to send or to keep: it needs no
+    /// server and no store
     #[arg(long, value_name = "DIR")]
     pub bundle: Option<PathBuf>,
 }

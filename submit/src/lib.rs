@@ -149,17 +149,23 @@ async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
     let plan = Plan::new(config.clone(), run::base())?;
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
+    let gpu = plan::device::Gpu::of(&global.device, global.dtype);
+    let checked = run::local::check(&plan, &args.config, gpu);
+    let measured = match (measured(&plan, global).await, &checked) {
+        (Some(measured), _) => Ok(measured),
+        (None, Ok(())) => plan::trial::tried(&plan, &config, global).await,
+        (None, Err(_)) => Err("the run would be refused".to_owned()),
+    };
     let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
         .with_device(&global.device, global.dtype)
         .with_notes(&config.notes)
-        .with_measured(measured(&plan, global).await);
+        .with_measured(measured);
     if global.json {
         text::emit_json(&view.to_json());
     } else {
         text::emit(&view.render());
     }
-    let gpu = plan::device::Gpu::of(&global.device, global.dtype);
-    run::local::check(&plan, &args.config, gpu)?;
+    checked?;
     match check {
         true => plan::check::environments(&plan).await,
         false => Ok(()),

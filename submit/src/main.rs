@@ -2,10 +2,11 @@
 //! message and an exit code.
 
 use agentgym_submit::cli::parse;
-use agentgym_submit::text::tell;
+use agentgym_submit::text::{folded, tell, tell_whole};
 use agentgym_submit::{Exit, execute};
 use agentgym_text::Visible;
-use std::io::ErrorKind;
+use console::Term;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -19,12 +20,12 @@ fn main() -> ExitCode {
         Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
             let message = e.render().to_string();
             let message = message.trim().trim_start_matches("error: ");
-            tell(&Exit::Config.document(message).to_string());
+            tell_whole(&Exit::Config.document(message).to_string());
             return ExitCode::from(Exit::Config as u8);
         }
         Err(e) => {
             // If the pipe is closed, there is no reader for the message.
-            let unwritten = (e.print().err()).filter(|e| e.kind() != ErrorKind::BrokenPipe);
+            let unwritten = (shown(&e).err()).filter(|e| e.kind() != ErrorKind::BrokenPipe);
             if let Some(e) = unwritten {
                 tell(&format!("error: cannot write the help: {e}"));
                 return ExitCode::from(Exit::Store as u8);
@@ -59,10 +60,26 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             match json {
-                true => tell(&e.exit().document(&e.to_string()).to_string()),
+                true => tell_whole(&e.exit().document(&e.to_string()).to_string()),
                 false => tell(&format!("error: {e}")),
             }
             ExitCode::from(e.exit() as u8)
         }
     }
+}
+
+/// Prints help, or what is wrong with the command line, as wide as the terminal.
+fn shown(help: &clap::Error) -> std::io::Result<()> {
+    let mut terminal = match help.use_stderr() {
+        true => Term::stderr(),
+        false => Term::stdout(),
+    };
+    if !terminal.is_term() {
+        return help.print();
+    }
+    let text = match console::colors_enabled() {
+        true => help.render().ansi().to_string(),
+        false => help.render().to_string(),
+    };
+    terminal.write_all(folded(&text, &terminal).as_bytes())
 }

@@ -8,4 +8,5 @@ pub mod model_size;
 mod parts;
 mod sizes;
 mod texts;
+pub(crate) mod trial;
 pub mod view;

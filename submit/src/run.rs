@@ -300,6 +300,7 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     if args.dry_run {
         let measured = Measured::of(&store, &child).await?;
+        let measured = measured.ok_or_else(|| "no run of this model was measured".to_owned());
         show_fork(&parent, args, (&child, measured), global);
         return Ok(());
     }
@@ -316,7 +317,7 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
 fn show_fork(
     parent: &RunView,
     args: &ForkArgs,
-    (child, measured): (&Plan, Option<Measured>),
+    (child, measured): (&Plan, Result<Measured, String>),
     global: &Global,
 ) {
     let taken: Vec<String> = adopted(child).iter().map(ToString::to_string).collect();

@@ -12,17 +12,26 @@ use std::sync::OnceLock;
 /// without a panic. On a terminal, long lines break between columns. Control characters are made
 /// visible.
 pub fn emit(text: &str) {
-    let text = visible(text);
-    let fitted = match console::Term::stdout().size_checked() {
-        Some((_, columns)) => fit(&text, usize::from(columns)),
-        None => text.into_owned(),
-    };
-    write_out(&fitted);
+    write_out(&folded(&visible(text), &console::Term::stdout()));
 }
 
-/// Writes a line to standard error, made visible like [`emit`]; failures to write are ignored.
+/// Writes a line to standard error, made visible and broken like [`emit`]; failures to write are
+/// ignored.
 pub fn tell(line: &str) {
+    tell_whole(&folded(&visible(line), &console::Term::stderr()));
+}
+
+/// [`tell`] without breaks: a document stays on one line.
+pub fn tell_whole(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", visible(line));
+}
+
+/// Text as a terminal of this width shows it best; unchanged where there is none.
+pub fn folded(text: &str, terminal: &console::Term) -> String {
+    match terminal.size_checked() {
+        Some((_, columns)) => fit(text, usize::from(columns)),
+        None => text.to_owned(),
+    }
 }
 
 fn write_out(text: &str) {
@@ -69,7 +78,7 @@ pub fn emit_json_line(value: &Value) {
 pub fn fit(text: &str, width: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
-        if line.chars().count() <= width {
+        if console::measure_text_width(line) <= width {
             out += line;
         } else {
             out += &fit_line(line, width);
@@ -92,22 +101,29 @@ fn fit_line(line: &str, width: usize) -> String {
         let from = leading + at;
         from + chars[from..].iter().take_while(|c| **c == ' ').count()
     });
+    let columns = |at: usize| console::measure_text_width(&chars[..at].iter().collect::<String>());
     let indent = second
+        .map(columns)
         .filter(|at| *at <= width / 2)
         .unwrap_or(leading + DEEPER);
     let mut out = String::new();
     let mut rest = &chars[..];
     let mut room = width;
-    while rest.len() > room {
-        let head = &rest[..room.min(rest.len() - 1) + 1];
+    while let Some(limit) = beyond(rest, room) {
+        let head = &rest[..=limit];
         // A break at a column must leave the line at least half full.
-        let column = (room / 2..head.len().saturating_sub(1)).rev().find(|at| {
+        let half = beyond(rest, room / 2).unwrap_or(limit);
+        let column = (half..head.len().saturating_sub(1)).rev().find(|at| {
             head[*at] == ' ' && (head[at + 1] == ' ' || (*at > 0 && head[at - 1] == ' '))
         });
         let word = (1..head.len())
             .rev()
             .find(|at| head[*at] == ' ' && head[..*at].iter().any(|c| *c != ' '));
-        let Some(at) = column.or(word) else { break };
+        // A word that is longer than a line has one for itself.
+        let later = (limit..rest.len()).find(|at| rest[*at] == ' ');
+        let Some(at) = column.or(word).or(later) else {
+            break;
+        };
         let line: String = rest[..at].iter().collect();
         out += line.trim_end();
         out.push('\n');
@@ -118,6 +134,19 @@ fn fit_line(line: &str, width: usize) -> String {
     }
     out.extend(rest);
     out
+}
+
+/// Index of the first character that has no room; colours take none.
+fn beyond(chars: &[char], room: usize) -> Option<usize> {
+    let (mut used, mut in_colour) = (0, false);
+    chars.iter().position(|&c| {
+        let ends = in_colour && c.is_ascii_alphabetic();
+        in_colour = c == '\u{1b}' || in_colour && !ends;
+        if !in_colour && !ends {
+            used += console::measure_text_width(c.encode_utf8(&mut [0; 4]));
+        }
+        used > room
+    })
 }
 
 /// `wrote   FOLDER: metrics.jsonl, tensorboard/…`.
@@ -362,6 +391,14 @@ mod tests {
           pg_loss 0.1000  clip_fraction 0.0200
                           entropy 6.1559  grad_norm 0.2
         ");
+        assert_eq!(
+            fit("a unbreakable-and-long b", 9),
+            "a\n    unbreakable-and-long\n    b"
+        );
+        let option = "  \u{1b}[1m-h\u{1b}[0m  one two";
+        assert_eq!(fit(option, 12), "  \u{1b}[1m-h\u{1b}[0m  one\n      two");
+        let coloured = "\u{1b}[1mone\u{1b}[0m two three";
+        assert_eq!(fit(coloured, 7), "\u{1b}[1mone\u{1b}[0m two\n    three");
         let short = "a\nb  c\n";
         assert_eq!(fit(short, 5), short);
         assert_eq!(fit("unbreakable-and-long", 5), "unbreakable-and-long");

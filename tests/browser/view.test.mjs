@@ -169,6 +169,52 @@ test("everything can be done by keyboard", async () => {
   await page.context().close();
 });
 
+test("episodes begin with the newest training iteration, in words, and a phone shows how they ended", async () => {
+  const page = await open(chrome, viewer, { viewport: { width: 400, height: 800 } });
+  await visit(page, viewer, "/runs/smoke/episodes");
+  const { iterations } = await answer(viewer, "runs/smoke");
+  const first = page.locator("table.rows tbody tr").filter({ has: page.locator(".outcome") }).first();
+  assert.match(await first.locator("th").innerText(), new RegExp(`^iteration ${iterations ?? 4}, episode 1 of \\d+$`));
+  assert.match(await first.locator("th").getAttribute("title"), /^episode 0 of \d+\/rollout\/0$/);
+  for (const cell of [first.locator(".outcome"), first.locator("td.n").first()]) {
+    const box = await cell.boundingBox();
+    assert.ok(box.x + box.width <= 400, `a figure ends at ${box.x + box.width}`);
+  }
+  // The next episode is the list's.
+  await first.locator("a").click();
+  await settled(page);
+  await page.getByRole("link", { name: /next/ }).click();
+  await settled(page);
+  assert.match(await page.locator(".steps").innerText(), /2 of \d+ listed/);
+  await page.context().close();
+});
+
+test("tokens that are not trained on are hatched from the first turn on, in the dark too", async () => {
+  for (const colorScheme of ["light", "dark"]) {
+    const page = await open(chrome, viewer, { colorScheme });
+    await visit(page, viewer, "/runs/smoke/episodes/1/rollout/0/1");
+    await page.locator(".prompt .t").first().waitFor();
+    assert.equal(await page.locator(".prompt .masked").count(), 0);
+    const [line, ground] = await page.evaluate(() => {
+      const card = document.querySelector(".card");
+      const probe = document.createElement("i");
+      probe.className = "masked";
+      card.append(probe);
+      const image = getComputedStyle(probe).backgroundImage;
+      // The line as it is painted on the card: its own colour by its opacity.
+      const drawn = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+      const paint = (colour) => { drawn.fillStyle = colour; drawn.fillRect(0, 0, 1, 1); return [...drawn.getImageData(0, 0, 1, 1).data]; };
+      const own = paint(getComputedStyle(card).backgroundColor);
+      const colour = image.match(/(color\([^)]*\)|rgba?\([^)]*\)) 5px/)[1];
+      probe.remove();
+      return [paint(colour), own];
+    });
+    const apart = Math.max(...[0, 1, 2].map((i) => Math.abs(line[i] - ground[i])));
+    assert.ok(apart > 45, `${colorScheme}: the hatching is ${apart} of 255 from its ground`);
+    await page.context().close();
+  }
+});
+
 test("filters narrow the list, and the URL holds them", async () => {
   const page = await open(chrome, viewer);
   await visit(page, viewer, "/runs/smoke/episodes");

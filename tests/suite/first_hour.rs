@@ -2,8 +2,8 @@
 //! run would, output that cannot be written, and runs that can be told apart in a list.
 
 use crate::bad_input::Scene;
-use agentgym_tests::program::program;
-use serde_json::Value;
+use agentgym_tests::program::{program, workspace};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::process::Stdio;
 
@@ -60,6 +60,83 @@ fn a_plan_ends_as_its_run_would() {
         assert!(elsewhere.status.success(), "the workers may have it");
     }
     assert!(!scene.path("s/runs").exists());
+}
+
+/// Where the store has seen nothing, a small iteration is measured, and leaves nothing behind.
+#[test]
+fn a_plan_says_how_long_a_shipped_config_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("s");
+    let mut command = program("agentgym-submit");
+    command
+        .args(["--json", "plan", "configs/smoke.yaml", "--store"])
+        .arg(&store)
+        .env("TMPDIR", folder.path())
+        .current_dir(workspace());
+    let begun = std::time::Instant::now();
+    let output = command.output().unwrap();
+    let took_s = begun.elapsed().as_secs_f64();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let trial_s = plan["measured"]["trial_s"].as_f64();
+    // A machine that is busy otherwise says why it measured nothing.
+    match trial_s {
+        Some(trial_s) => {
+            assert!(trial_s < took_s, "{plan}");
+            let all_s = plan["measured"]["worker_s"].as_f64().unwrap();
+            assert!((1.0..600.0).contains(&all_s), "{plan}");
+            assert_eq!(plan["measured"]["unmeasured"], json!([]));
+        }
+        None => {
+            let why = plan["unmeasured_why"].as_str().unwrap();
+            assert!(why.contains("takes more than 5 s here"), "{plan}");
+        }
+    }
+    assert!(took_s < 10.0, "{took_s} s");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// On a terminal no word is broken, whatever prints the line; a pipe has a fact a line.
+#[test]
+fn lines_on_a_terminal_break_between_words() {
+    let scene = Scene::new();
+    let program = program("agentgym-submit");
+    let program = program.get_program().to_str().unwrap();
+    let words = |text: &str| {
+        let words = text.split_whitespace().map(str::to_owned);
+        words.collect::<Vec<_>>()
+    };
+    for line in [
+        "plan run.yaml jobs.workers=0 sft.sources=[] dpo.lr=1e-3",
+        "plan run.yaml actor_rollout_ref.model.path=no/folder",
+        "--help",
+        "run --help",
+    ] {
+        let piped = scene.submit(line);
+        let piped = [&piped.stdout[..], &piped.stderr].concat();
+        let piped = String::from_utf8(piped).unwrap();
+        let lines = |text: &str| text.lines().map(|l| l.chars().count()).max().unwrap();
+        assert!(lines(&piped) > 80, "{line} proves nothing");
+        for columns in [80, 120] {
+            // util-linux's, which is on every Linux.
+            let output = std::process::Command::new("script")
+                .args(["-qec"])
+                .arg(format!(
+                    "stty rows 40 cols {columns} -onlcr && {program} {line}"
+                ))
+                .arg("/dev/null")
+                .current_dir(scene.folder())
+                .env("NO_COLOR", "1")
+                .stdin(Stdio::null())
+                .output()
+                .unwrap();
+            let shown = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(words(&shown), words(&piped), "{line}");
+            let long = shown
+                .lines()
+                .find(|l| l.chars().count() > columns && l.trim().contains(char::is_whitespace));
+            assert_eq!(long, None, "{line} at {columns}");
+        }
+    }
 }
 
 #[test]

@@ -60,11 +60,12 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     } else spans.get(index)?.classList.add("picked");
   };
   const draw = (indices) => indices.map((index) => {
-    const [q, t] = flat[index];
+    const [q, t, place] = flat[index];
     const v = colour[2](q, t);
     const piece = q.pieces[t];
     const text = piece === "" && q.unread ? "‹" + q.ids[t] + "›" : piece;
-    const kind = q.mask[t] ? "t" : "t masked";
+    // Before the first turn nothing is trained on, which its heading says.
+    const kind = q.mask[t] ? "t" : place.turn < 0 ? "t quiet" : "t masked";
     const strength = isNumber(v) ? Math.min(1, Math.abs(v) / scale) : 0;
     const span = h("span", { class: kind + (isNumber(v) && strength > 0.02 ? (v < 0 ? " down" : colour[3] ? " up" : " size") : ""),
       "data-i": index }, shownPiece(text));

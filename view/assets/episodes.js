@@ -11,9 +11,9 @@ const PRESETS = [
   ["loops", "Loops", "three turns or more in a row do the same"],
 ];
 const SORTS = [
-  ["", "as played"], ["-reward", "reward, highest first"], ["reward", "reward, lowest first"],
+  ["", "newest first"], ["-reward", "reward, highest first"], ["reward", "reward, lowest first"],
   ["-advantage", "|advantage|, largest first"], ["-length", "length, longest first"], ["-turns", "turns, most first"],
-  ["surprise", "surprise, least likely token first"], ["-mismatch", "mismatch of sampling and scoring"], ["-iteration", "newest first"],
+  ["surprise", "surprise, least likely token first"], ["-mismatch", "mismatch of sampling and scoring"], ["iteration", "as played"],
 ];
 
 // What the order is where none is chosen.
@@ -21,10 +21,10 @@ const ORDERS = { best: "reward, newest, shortest", worst: "reward, newest, most 
 
 // name, width, cell, class, title of a cell
 const COLUMNS = [
-  ["Episode", 196, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
-  ["Task", 150, (row) => row.task],
+  ["Episode", 204, (row, run, query) => a(episodeLink(run, row, query), episodeName(row)), null, (row) => `episode ${row.k} of ${row.part}`],
   ["Outcome", 98, (row) => outcome(row.outcome)],
-  ["Reward", 72, (row) => num(row.reward), "n"],
+  ["Reward", 64, (row) => num(row.reward), "n"],
+  ["Task", 150, (row) => row.task],
   ["Advantage", 92, (row) => signed(row.advantage), "n"],
   ["Turns", 64, (row) => row.turns, "n"],
   ["Tokens", 72, (row) => grouped(row.length), "n"],
@@ -34,6 +34,11 @@ const COLUMNS = [
 ];
 
 const NOTES = "unparsed: turns without an action. normalised: turns whose action was cleaned before it was sent. cut: turns that ended at the limit of tokens. loops: three turns or more in a row do the same. Δ: largest difference of sampled and scored log-prob.";
+
+function episodeName(row) {
+  const when = row.stage === "evaluate_init" ? "before training" : "iteration " + row.iteration;
+  return `${when}, ${row.stage.startsWith("evaluate") ? "evaluation" : "episode"} ${row.place} of ${row.places}`;
+}
 
 function notes(row) {
   const all = row.greedy ? ["greedy"] : [];
@@ -62,12 +67,14 @@ export async function episodesPage(root, [run], query, go) {
     h("a", { href: link(["runs", run, "episodes"], { ...query, preset: key }), title, "aria-current": (query.preset ?? "") === key ? "true" : null }, text)));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Episodes"), total), tabs, filters, scroller);
 
+  // What is not ordered begins with what was played last.
+  const asked = query.sort || query.preset ? query : { ...query, sort: "-iteration" };
   // The episode's page goes through this list.
-  const listed = new URLSearchParams(query).toString();
+  const listed = new URLSearchParams(asked).toString();
   const set = (key) => (value) => go(["runs", run, "episodes"], { ...query, [key]: value });
   const pages = new Map();
   let count = 0;
-  const question = (cursor) => runPath(run, "episodes") + "?" + new URLSearchParams({ ...query, cursor, limit: PAGE });
+  const question = (cursor) => runPath(run, "episodes") + "?" + new URLSearchParams({ ...asked, cursor, limit: PAGE });
   const page = (at) => {
     if (!pages.has(at)) {
       const loading = ask(question(at * PAGE)).then((answer) => { pages.set(at, answer.rows); draw(); return answer; });
@@ -117,7 +124,7 @@ export async function episodesPage(root, [run], query, go) {
   const facets = answer.facets;
   show(filters,
     h("label", { class: "choice wide" }, h("span", {}, "Text"), h("input", { type: "search", value: query.text ?? "", placeholder: "in what was said, done or answered", name: "text", oninput: typed })),
-    choice("Order", [["", ORDERS[query.preset] ?? "as played"], ...SORTS.slice(1)], query.sort ?? "", set("sort")),
+    choice("Order", [["", ORDERS[query.preset] ?? (query.preset ? "as played" : "newest first")], ...SORTS.slice(1)], query.sort ?? "", set("sort")),
     choice("Iteration", some(facets.iteration, "every"), query.iteration ?? "", set("iteration")),
     choice("Stage", some(facets.stage, "every"), query.stage ?? "", set("stage")),
     choice("Environment", some(facets.env, "every"), query.env ?? "", set("env")),

@@ -98,7 +98,7 @@ async function waiting(run, holds) {
 
 function frame(run, place) {
   const trail = [bundledRun ? null : a("#/", "Runs"), run ? a(link(["runs", run]), run) : null];
-  if (place[0] === "episodes" && place.length > 1) trail.push(a(link(["runs", run, "episodes"], { iteration: place[1], stage: place[2] }), `iteration ${place[1]}`), `${place[2]} ${place[3]} · ${place[4]}`);
+  if (place[0] === "episodes" && place.length > 1) trail.push(a(link(["runs", run, "episodes"], { iteration: place[1], stage: place[2] }), `iteration ${place[1]}`), `episode ${Number(place[4]) + 1} of ${place.slice(1, 4).join("/")}`);
   else if (place.length > 1) trail.push(place.join(" "));
   show(crumbs, trail.filter(Boolean).flatMap((one, at) => (at ? [h("span", { "aria-hidden": "true" }, "›"), one] : [one])));
   tabs.hidden = !run;

@@ -22,6 +22,7 @@ fn quick() -> ClientOptions {
         backoff_max_s: 0.02,
         avoid_s: 0.2,
         sessions_max: None,
+        checks_servers: true,
     }
 }
 

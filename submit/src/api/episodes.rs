@@ -2,7 +2,7 @@
 //! have their advantages.
 
 use super::known::Known;
-use super::rows::{Listed, PARTS_AT_ONCE, RowCache};
+use super::rows::{Listed, PARTS_AT_ONCE, Ranks, RowCache};
 use crate::records::{Filter, ScoredEpisode, content, list_actions};
 use crate::runs::RunView;
 use crate::{Error, Result};
@@ -33,6 +33,7 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
         .collect();
     let facets = facets(&all);
     let (of, absent) = (all.len(), absent(filter, &all));
+    let ranks = Ranks::of(&all);
     all.retain(|l| keeps(filter, l, &greedy, samples));
     if let Some(text) = &filter.text {
         all = with_text(known, all, text).await?;
@@ -40,7 +41,12 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
     sort(filter, &mut all);
     let total = all.len();
     let page = all.iter().skip(filter.cursor).take(filter.limit);
-    let shown: Vec<Value> = page.map(|l| row_json(l, samples)).collect();
+    let shown = page.map(|l| {
+        let mut row = row_json(l, samples);
+        (row["place"], row["places"]) = ranks.get(l);
+        row
+    });
+    let shown: Vec<Value> = shown.collect();
     let next = filter.cursor + shown.len();
     Ok(json!({
         "run": plan.run.to_string(), "total": total, "of": of, "absent": absent, "rows": shown,

@@ -16,6 +16,7 @@ use agentgym_view::RefusalKind;
 use futures::{StreamExt, stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -277,5 +278,31 @@ impl RowCache {
             }
         }
         Ok(out)
+    }
+}
+
+/// Which of its iteration's episodes, or evaluations, an episode is.
+pub(super) struct Ranks {
+    /// Those before the first of each part.
+    before: BTreeMap<PartId, u32>,
+    all: BTreeMap<(u32, Stage), u32>,
+}
+
+impl Ranks {
+    pub(super) fn of(rows: &[Listed]) -> Self {
+        let (mut before, mut all) = (BTreeMap::new(), BTreeMap::new());
+        for l in rows {
+            let count = all.entry((l.part.iteration, l.part.stage)).or_default();
+            before.entry(l.part).or_insert(*count);
+            *count += 1;
+        }
+        Self { before, all }
+    }
+
+    /// Counted from 1, and of how many.
+    pub(super) fn get(&self, l: &Listed) -> (Value, Value) {
+        let all = self.all.get(&(l.part.iteration, l.part.stage));
+        let before = self.before.get(&l.part).copied().unwrap_or_default();
+        (json!(before + l.row.k + 1), json!(all))
     }
 }

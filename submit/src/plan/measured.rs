@@ -1,6 +1,6 @@
 //! How long a run will take and what it will cost, from what runs of the same model took in the same
-//! store: seconds of work by stage, in proportion to the work that the plan asks for. Without such
-//! runs nothing is said.
+//! store, or a trial just now: seconds of work by stage, in proportion to the work that the plan asks
+//! for.
 
 use crate::Result;
 use crate::plan::parts::Counted;
@@ -31,12 +31,25 @@ pub struct Measured {
     numeric_class: String,
     /// Price of an hour of these workers, where they said it.
     price: Option<f64>,
+    /// Seconds of the trial that was measured, in place of runs.
+    trial_s: Option<f64>,
+}
+
+/// What commits of a stage took.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spent {
+    /// Seconds that grow with the work, and the work.
+    seconds: f64,
+    work: f64,
+    /// Seconds that each part takes whatever its work, and the parts.
+    apart_s: f64,
+    parts: f64,
 }
 
 /// Seconds and work of commits, by numeric class and stage.
 #[derive(Debug, Default)]
 struct Seen {
-    spent: BTreeMap<(String, Stage), (f64, f64)>,
+    spent: BTreeMap<(String, Stage), Spent>,
     runs: Vec<String>,
     /// Prices, weighed by seconds.
     priced: (f64, f64),
@@ -93,6 +106,12 @@ fn stages(plan: &Plan) -> BTreeMap<Stage, (u64, u64)> {
     all
 }
 
+/// Rounds that an episode may have, over all iterations.
+fn mean_rounds(plan: &Plan) -> f64 {
+    let all = (1..=plan.iterations).map(|n| f64::from(plan.rounds_max(n)));
+    all.sum::<f64>() / f64::from(plan.iterations.max(1))
+}
+
 impl Seen {
     fn add(&mut self, plan: &Plan, id: PartId, manifest: &Manifest, parts: u64) {
         let Some(done) = manifest.work.as_ref().filter(|_| manifest.origin.is_none()) else {
@@ -101,8 +120,16 @@ impl Seen {
         let rounds = f64::from(plan.rounds_max(id.iteration.max(1)));
         let key = (manifest.numeric_class.clone(), id.stage);
         let entry = self.spent.entry(key).or_default();
-        entry.0 += done.wall_s;
-        entry.1 += work(plan, id.stage, rounds, parts);
+        // Before its first step, a part makes or reads all demonstrations.
+        let busy_s = match id.stage {
+            Stage::Sft | Stage::Dpo => done.stats.get("busy_s").and_then(Value::as_f64),
+            _ => None,
+        };
+        let seconds = busy_s.map_or(done.wall_s, |busy_s| busy_s.min(done.wall_s));
+        entry.seconds += seconds;
+        entry.work += work(plan, id.stage, rounds, parts);
+        entry.apart_s += done.wall_s - seconds;
+        entry.parts += 1.0;
         let run = plan.run.to_string();
         if !self.runs.contains(&run) {
             self.runs.push(run);
@@ -112,22 +139,20 @@ impl Seen {
     /// What the plan takes at these rates; the class that worked longest counts.
     fn scaled(self, plan: &Plan) -> Option<Measured> {
         let mut classes: BTreeMap<&str, f64> = BTreeMap::new();
-        for ((class, _), (seconds, _)) in &self.spent {
-            *classes.entry(class).or_default() += seconds;
+        for ((class, _), spent) in &self.spent {
+            *classes.entry(class).or_default() += spent.seconds + spent.apart_s;
         }
         let (class, _) = classes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
         let class = class.to_owned();
-        let iterations = f64::from(plan.iterations.max(1));
-        let rounds: f64 = (1..=plan.iterations)
-            .map(|n| f64::from(plan.rounds_max(n)))
-            .sum();
-        let rounds = rounds / iterations;
+        let rounds = mean_rounds(plan);
         let (mut by_stage, mut unmeasured) = (BTreeMap::new(), Vec::new());
         for (stage, (parts, times)) in stages(plan) {
             match self.spent.get(&(class.clone(), stage)) {
-                Some((seconds, done)) if *done > 0.0 => {
-                    let todo = work(plan, stage, rounds, parts) * (parts * times) as f64;
-                    by_stage.insert(stage, seconds / done * todo);
+                Some(spent) if spent.work > 0.0 => {
+                    let count = (parts * times) as f64;
+                    let todo = work(plan, stage, rounds, parts) * count;
+                    let apart_s = spent.apart_s / spent.parts * count;
+                    by_stage.insert(stage, spent.seconds / spent.work * todo + apart_s);
                 }
                 _ => unmeasured.push(stage),
             }
@@ -139,6 +164,7 @@ impl Seen {
             runs: self.runs,
             numeric_class: class,
             price: (priced_s > 0.0).then(|| paid / priced_s),
+            trial_s: None,
         })
     }
 }
@@ -172,6 +198,30 @@ impl Measured {
         Ok(seen.scaled(plan))
     }
 
+    /// The same of a trial that took so many seconds and evaluated nothing: playing for an evaluation
+    /// takes what playing to train took.
+    pub(crate) fn by_trial(mut self, plan: &Plan, took_s: f64) -> Self {
+        let rounds = mean_rounds(plan);
+        let all = stages(plan);
+        let whole = |stage: Stage| {
+            let (parts, times) = all.get(&stage).copied().unwrap_or_default();
+            work(plan, stage, rounds, parts) * (parts * times) as f64
+        };
+        let played = self.by_stage.get(&Stage::Rollout).copied();
+        if let Some(played) = played.filter(|_| whole(Stage::Rollout) > 0.0) {
+            let rate = played / whole(Stage::Rollout);
+            for stage in [Stage::Evaluate, Stage::EvaluateInit] {
+                if let Some(at) = self.unmeasured.iter().position(|of| *of == stage) {
+                    self.unmeasured.remove(at);
+                    self.by_stage.insert(stage, rate * whole(stage));
+                }
+            }
+        }
+        self.runs.clear();
+        self.trial_s = Some(took_s);
+        self
+    }
+
     fn worker_s(&self) -> f64 {
         self.by_stage.values().sum()
     }
@@ -203,15 +253,28 @@ impl Measured {
             let price = self.price.unwrap_or_default();
             out += &format!(", {cost:.2} in money at {price:.2} an hour");
         }
-        out += &format!(
-            " ({}), by what {} of this model took in this store on {}",
-            shares.collect::<Vec<_>>().join(", "),
-            text::many(self.runs.len() as u64, "run"),
-            self.numeric_class
-        );
+        let shares = shares.collect::<Vec<_>>().join(", ");
+        let (by, none) = match self.trial_s {
+            Some(took_s) => (
+                format!(
+                    "an estimate by a small first iteration, which took {} on this machine just now",
+                    text::seconds(took_s)
+                ),
+                "it had not",
+            ),
+            None => (
+                format!(
+                    "by what {} of this model took in this store on {}",
+                    text::many(self.runs.len() as u64, "run"),
+                    self.numeric_class
+                ),
+                "none of them had",
+            ),
+        };
+        out += &format!(" ({shares}), {by}");
         if !self.unmeasured.is_empty() {
             let names: Vec<&str> = self.unmeasured.iter().map(|stage| stage.name()).collect();
-            out += &format!("; without {}, which none of them had", names.join(", "));
+            out += &format!("; without {}, which {none}", names.join(", "));
         }
         out
     }
@@ -226,7 +289,7 @@ impl Measured {
         json!({
             "worker_s": self.worker_s(), "by_stage_s": by_stage, "unmeasured": unmeasured,
             "runs": self.runs, "numeric_class": self.numeric_class, "price": self.price,
-            "cost": self.cost(),
+            "cost": self.cost(), "trial_s": self.trial_s,
         })
     }
 }
@@ -354,5 +417,66 @@ trainer: {total_training_steps: 10}
             told.text(2)
         );
         assert_eq!(Seen::default().scaled(&small), None);
+    }
+
+    #[test]
+    fn a_trial_evaluates_as_it_plays_and_says_that_it_was_one() {
+        let (small, large) = (
+            plan(&[]),
+            plan(&["evaluation={sets: [{name: s, env: textcraft, ids: 8..16}], samples: 4}"]),
+        );
+        let tried = seen(&small, 3.0)
+            .scaled(&large)
+            .unwrap()
+            .by_trial(&large, 2.0);
+        assert_eq!(tried.unmeasured, []);
+        // The rate of a round of an episode is the rollouts', whose parts took 3 s for 2 × 4 episodes.
+        let rounds = f64::from(large.rounds_max(1));
+        let second = f64::from(large.config.evaluation.max_rounds) * (8.0 * 5.0);
+        let times = stages(&large)[&Stage::Evaluate].1 as f64;
+        let expected = 3.0 / (rounds * 8.0) * second * times;
+        let parts = stages(&small)[&Stage::Rollout].0 as f64;
+        let off = tried.by_stage[&Stage::Evaluate] - expected * parts;
+        assert!(off.abs() < 1e-6, "{off}: {tried:?}");
+        let said = tried.text(1);
+        assert!(
+            said.contains("a small first iteration, which took 2.0 s on this machine"),
+            "{said}"
+        );
+        assert_eq!(tried.to_json()["trial_s"], 2.0);
+        assert_eq!(tried.to_json()["runs"], json!([]));
+    }
+
+    #[test]
+    fn what_a_part_of_lessons_reads_first_does_not_grow_with_its_steps() {
+        let lessons = "sft={steps: 1, sources: [{env: textcraft, ids: 0..4}], batch_size: 2}";
+        let small = plan(&[lessons]);
+        let mut seen = Seen::default();
+        let id = PartId {
+            iteration: 0,
+            stage: Stage::Sft,
+            part: 0,
+        };
+        let slot = agentgym_storage::PartKey {
+            run: small.run.clone(),
+            iteration: 0,
+            stage: "sft".to_owned(),
+            part: 0,
+        };
+        let stats = json!({"busy_s": 0.5});
+        let work = Work {
+            worker: "w".into(),
+            started_unix_s: 0,
+            wall_s: 2.5,
+            stats: stats.as_object().unwrap().clone(),
+        };
+        let manifest = Manifest {
+            work: Some(work),
+            ..Manifest::new(slot, AttemptId::new(1), vec![])
+        };
+        seen.add(&small, id, &manifest, 1);
+        let large = plan(&[lessons, "sft.steps=100"]);
+        let found = seen.scaled(&large).unwrap().by_stage[&Stage::Sft];
+        assert!((found - (0.5 * 100.0 + 2.0)).abs() < 1e-9, "{found}");
     }
 }

@@ -38,7 +38,7 @@ pub struct PlanView<'a> {
     queue: String,
     unused: &'a [String],
     notes: &'a [String],
-    measured: Option<Measured>,
+    measured: Result<Measured, String>,
 }
 
 impl<'a> PlanView<'a> {
@@ -57,7 +57,7 @@ impl<'a> PlanView<'a> {
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
             notes: &[],
-            measured: None,
+            measured: Err("no measured run of this model was found".to_owned()),
         }
     }
 
@@ -80,8 +80,8 @@ impl<'a> PlanView<'a> {
         self
     }
 
-    /// Adds what runs of this model took.
-    pub fn with_measured(mut self, measured: Option<Measured>) -> Self {
+    /// Adds what runs of this model took, or why that is not known.
+    pub fn with_measured(mut self, measured: Result<Measured, String>) -> Self {
         self.measured = measured;
         self
     }
@@ -240,8 +240,10 @@ impl<'a> PlanView<'a> {
         line(
             "time",
             match &self.measured {
-                Some(measured) => measured.text(config.jobs.workers),
-                None => "not known: no measured run of this model was found; a store that is no folder is asked with --store".into(),
+                Ok(measured) => measured.text(config.jobs.workers),
+                Err(why) => {
+                    format!("not measured: {why}; a store that is no folder is asked with --store")
+                }
             },
         );
         let sessions = sessions_text(plan);
@@ -431,7 +433,7 @@ impl<'a> PlanView<'a> {
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
             "tokens_per_sequence_max": plan.context_tokens(), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "measured": self.measured.as_ref().map(Measured::to_json), "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
+            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
         })
     }
 }
@@ -491,7 +493,7 @@ jobs: {rollout_part_tasks: 2}
             parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 1.0 MB; kept ≤ 33 MB
             memory      each worker, 2 threads: ≤ 216 MB in sft, 65 MB in rollout, 99 MB in log_probs, 139 MB in update, 163 MB in evaluate
-            time        not known: no measured run of this model was found; a store that is no folder is asked with --store
+            time        not measured: no measured run of this model was found; a store that is no folder is asked with --store
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");

@@ -44,6 +44,8 @@ pub(super) fn header(view: &RunView, progress: &mut Progress) -> String {
 pub(super) async fn after(view: &RunView) -> String {
     let (plan, run) = (&view.plan, view.arguments());
     let mut lines = format!("next    agentgym-submit view {run}  # curves, episodes, credit\n");
+    lines +=
+        &format!("        agentgym-submit view {run} --bundle pages  # the same as one file\n");
     if plan.config.run.pipeline != Pipeline::Eval {
         lines += &format!("        agentgym-submit serve {run}  # its policy behind an API\n");
     }
