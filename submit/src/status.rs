@@ -4,6 +4,7 @@
 
 mod all;
 mod document;
+mod watched;
 
 pub use crate::claims::Liveness;
 pub use crate::estimate::TimeLeft;
@@ -16,10 +17,11 @@ use agentgym_jobs::planner::Progress;
 use agentgym_queue::{Queue, Trouble};
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
-use agentgym_worker::{Cause, Exhausted, History, Warning};
+use agentgym_worker::{Cause, Exhausted, Warning};
 pub(crate) use all::all;
 pub(crate) use document::warning_json;
 use std::collections::{BTreeMap, BTreeSet};
+pub(crate) use watched::{Known, warning_lines, warnings};
 
 /// State of a part that is not committed.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,11 +106,6 @@ pub struct Fitted {
     pub validation_loss: Option<f64>,
 }
 
-/// State kept between repeated reads of a run: the metrics of an iteration never change, so each is
-/// read once.
-#[derive(Default)]
-pub(crate) struct Known(History);
-
 /// Reads the status of a run; `queue` says which attempts have lost their worker.
 ///
 /// # Errors
@@ -179,33 +176,6 @@ pub(crate) async fn status_again(
     }
     out.in_flight.sort_by_key(|(id, _)| *id);
     Ok(out)
-}
-
-/// What is wrong with the run by its figures up to the policy of iteration `upto`.
-///
-/// # Errors
-/// The store cannot be read.
-pub(crate) async fn warnings(
-    view: &RunView,
-    progress: &Progress,
-    known: &mut Known,
-    upto: Option<u32>,
-) -> Result<Vec<Warning>> {
-    let of = (&*view.plan, progress);
-    let found = agentgym_worker::warnings(&view.store, of, &mut known.0, upto).await;
-    match found {
-        // A damaged figure does not hide the rest, unless the run may be paused by it.
-        Err(e) if !agentgym_worker::is_guarded(&view.plan) => {
-            tracing::debug!("the run's figures cannot be read: {e}");
-            Ok(Vec::new())
-        }
-        found => found.map_err(|e| Error::Worker(e.to_string())),
-    }
-}
-
-/// A line for each warning.
-pub(crate) fn warning_lines(of: &[Warning]) -> String {
-    of.iter().map(|w| format!("warning: {w}\n")).collect()
 }
 
 /// Progress of supervised training in iteration 0.

@@ -7,62 +7,19 @@
 
 mod alarms;
 mod figures;
+mod warning;
 
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::retained;
-use agentgym_jobs::config::{Alarm, Guard};
+use agentgym_jobs::config::Guard;
 use agentgym_jobs::pipeline::{Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::Store;
-pub use figures::History;
+pub use figures::Watched;
 use figures::{Figures, Window, number};
-use serde::Serialize;
-use std::collections::BTreeMap;
-use std::fmt;
-
-/// What is wrong with a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Warning {
-    /// A name of `guard.pause`, or the key of a limit.
-    pub name: String,
-    /// The first iteration of the unbroken row that shows it.
-    pub since: u32,
-    /// The last one.
-    pub iteration: u32,
-    /// The stage whose figures show it.
-    pub stage: Stage,
-    /// Figure and threshold.
-    pub what: String,
-    /// What to change.
-    pub cure: String,
-    /// It pauses the run.
-    pub pauses: bool,
-}
-
-/// The warnings that a process has given: each is given once, until it ends and begins again.
-#[derive(Debug, Default)]
-pub struct Told(BTreeMap<String, u32>);
-
-impl Told {
-    /// Whether this one has not been given.
-    pub fn is_new(&mut self, of: &Warning) -> bool {
-        let last = self.0.insert(of.name.clone(), of.iteration);
-        last.is_none_or(|last| of.since > last + 1)
-    }
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, stage, n) = (&self.name, self.stage, self.iteration);
-        match self.since == n {
-            true => write!(f, "{name} in iteration {n} ({stage})"),
-            false => write!(f, "{name} in iterations {} to {n} ({stage})", self.since),
-        }?;
-        write!(f, ": {}; {}", self.what, self.cure)
-    }
-}
+pub use warning::{Warned, Warning};
 
 /// What is wrong with a run after its newest iteration, or after an earlier one.
 ///
@@ -71,7 +28,7 @@ impl fmt::Display for Warning {
 pub async fn warnings(
     store: &Store,
     (plan, progress): (&Plan, &Progress),
-    history: &mut History,
+    history: &mut Watched,
     upto: Option<u32>,
 ) -> Result<Vec<Warning>> {
     let Some(latest) = progress.latest_policy(plan) else {
@@ -87,20 +44,6 @@ fn verdicts(window: &Window) -> Vec<Warning> {
         .into_iter()
         .chain(alarms::all(window))
         .collect()
-}
-
-impl Window<'_> {
-    fn warning(&self, alarm: Alarm, since: u32, stage: Stage, said: (String, String)) -> Warning {
-        Warning {
-            name: alarm.name(),
-            since,
-            iteration: self.newest(),
-            stage,
-            what: said.0,
-            cure: said.1,
-            pauses: self.plan.config.guard.pause.contains(&alarm),
-        }
-    }
 }
 
 /// The message with which the run is paused, or `None`. A run that has trained its last iteration

@@ -51,7 +51,7 @@ pub use decoder::PREFILL_CHUNK_TOKENS;
 pub use endpoint::serve_metrics;
 pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
-pub use guard::{History, Told, Warning, is_guarded, pause, warnings};
+pub use guard::{Warned, Warning, Watched, is_guarded, pause, warnings};
 pub use inference::http::KEY_VARIABLE as SERVER_KEY_VARIABLE;
 pub use memory::machine_bytes;
 pub use meters::Meters;

@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::exhausted::{Exhausted, counted_failures};
-use crate::guard::{History, Told};
+use crate::guard::{Warned, Watched};
 use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -39,9 +39,9 @@ pub struct RunState {
     /// Attempts of runnable parts, as last listed.
     attempts: BTreeMap<PartKey, Vec<AttemptRecord>>,
     /// What the watchdog has read so far.
-    pub(crate) history: History,
+    pub(crate) history: Watched,
     /// The warnings that it has given.
-    pub(crate) warned: Told,
+    pub(crate) warned: Warned,
 }
 
 /// The newest revision of a run's plan.
@@ -96,8 +96,8 @@ impl RunState {
             manifests: BTreeMap::new(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: History::default(),
-            warned: Told::default(),
+            history: Watched::default(),
+            warned: Warned::default(),
         };
         state.refresh().await?;
         Ok(state)
@@ -115,8 +115,8 @@ impl RunState {
             manifests: self.manifests.clone(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: History::default(),
-            warned: Told::default(),
+            history: Watched::default(),
+            warned: Warned::default(),
         }
     }
 

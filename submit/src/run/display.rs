@@ -7,7 +7,7 @@
 use crate::text;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_text::visible;
-use agentgym_worker::{Event, Told};
+use agentgym_worker::{Event, Warned};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub(crate) struct Display {
     spoke: Cell<Instant>,
     parts: BTreeMap<PartId, Part>,
     run: Run,
-    warned: Told,
+    warned: Warned,
 }
 
 enum Form {
@@ -87,7 +87,7 @@ impl Display {
             spoke: Cell::new(Instant::now()),
             parts: BTreeMap::new(),
             run: Run::default(),
-            warned: Told::default(),
+            warned: Warned::default(),
         }
     }
 

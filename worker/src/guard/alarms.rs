@@ -4,8 +4,8 @@
 //! The thresholds lie far outside of what sound runs show: a warning is for a run that is broken,
 //! not for one that learns badly. `docs/operations.md` has the reason of each.
 
-use super::Warning;
 use super::figures::{Figures, Metrics, Window, number, size};
+use super::warning::Warning;
 use agentgym_jobs::config::{Alarm, Pipeline};
 use agentgym_jobs::pipeline::{Stage, policy_of};
 use serde_json::Value;

@@ -34,7 +34,7 @@ pub(super) struct Figures {
 
 /// What has been read of a run.
 #[derive(Debug, Clone, Default)]
-pub struct History {
+pub struct Watched {
     iterations: BTreeMap<u32, Figures>,
     evaluations: BTreeMap<PartId, Metrics>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Window<'a> {
     pub(super) evaluations: Vec<(PartId, Vec<&'a Metrics>)>,
 }
 
-impl History {
+impl Watched {
     /// Reads what is missing up to the policy of iteration `latest`.
     ///
     /// # Errors

@@ -335,7 +335,7 @@ fn a_look_at_a_long_run_reads_its_begin_and_its_end() {
 
 #[test]
 fn a_warning_is_given_once_until_it_ends() {
-    let mut told = Told::default();
+    let mut told = Warned::default();
     let mut say = |since, iteration| {
         let of = said(&[], &[with(&[("update.loss", json!(40.0))])]).remove(0);
         told.is_new(&Warning {
