@@ -47,11 +47,13 @@ pub enum Outcome {
     NoRoom,
     /// The environment said with the first observation that the episode is over.
     NoTurn,
+    /// A chat API answered without a message.
+    NoMessage,
 }
 
 impl Outcome {
     /// Every outcome.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Solved,
         Self::Failed,
         Self::Horizon,
@@ -60,6 +62,7 @@ impl Outcome {
         Self::Cancelled,
         Self::NoRoom,
         Self::NoTurn,
+        Self::NoMessage,
     ];
 
     /// The name in artifacts and metrics.
@@ -73,6 +76,7 @@ impl Outcome {
             Self::Cancelled => "cancelled",
             Self::NoRoom => "no_room",
             Self::NoTurn => "no_turn",
+            Self::NoMessage => "no_message",
         }
     }
 

@@ -106,11 +106,14 @@ fn fit_line(line: &str, width: usize) -> String {
         .map(columns)
         .filter(|at| *at <= width / 2)
         .unwrap_or(leading + DEEPER);
+    let whole = commands(line);
     let mut out = String::new();
     let mut rest = &chars[..];
     let mut room = width;
     while let Some(limit) = beyond(rest, room) {
         let head = &rest[..=limit];
+        let from = chars.len() - rest.len();
+        let breaks = |at: usize| rest[at] == ' ' && !whole.iter().any(|w| w.contains(&(from + at)));
         // A break at a column must leave the line at least half full.
         let half = beyond(rest, room / 2).unwrap_or(limit);
         let column = (half..head.len().saturating_sub(1)).rev().find(|at| {
@@ -118,9 +121,9 @@ fn fit_line(line: &str, width: usize) -> String {
         });
         let word = (1..head.len())
             .rev()
-            .find(|at| head[*at] == ' ' && head[..*at].iter().any(|c| *c != ' '));
+            .find(|at| breaks(*at) && head[..*at].iter().any(|c| *c != ' '));
         // A word that is longer than a line has one for itself.
-        let later = (limit..rest.len()).find(|at| rest[*at] == ' ');
+        let later = (limit..rest.len()).find(|at| breaks(*at));
         let Some(at) = column.or(word).or(later) else {
             break;
         };
@@ -134,6 +137,24 @@ fn fit_line(line: &str, width: usize) -> String {
     }
     out.extend(rest);
     out
+}
+
+/// The commands of a line, in characters: one that is broken cannot be copied. A command ends with its
+/// backtick, at a column or with the line.
+fn commands(line: &str) -> Vec<std::ops::Range<usize>> {
+    let names = ["agentgym-submit ", "agentgym-worker ", "agentgym-env "];
+    let begins = names.iter().flat_map(|name| line.match_indices(name));
+    let command = |(at, _): (usize, &str)| {
+        let length = line[at..]
+            .find(['`', '\n'])
+            .into_iter()
+            .chain(line[at..].find("  "))
+            .min();
+        let from = line[..at].chars().count();
+        let text = &line[at..at + length.unwrap_or(line.len() - at)];
+        from..from + text.chars().count()
+    };
+    begins.map(command).collect()
 }
 
 /// Index of the first character that has no room; colours take none.

@@ -195,7 +195,7 @@ fn every_run_answers_every_question() {
     assert_eq!(
         fields(row).join(" "),
         "part k iteration stage env task group sample greedy outcome success reward turns length invalid \
-         normalised cut loops surprise worker slot advantage mismatch"
+         normalised cut loops surprise worker slot advantage mismatch place places"
     );
     let episode = viewer.answer("runs/grpo/parts/1/rollout/0/episodes/0");
     assert_eq!(

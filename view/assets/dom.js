@@ -124,7 +124,7 @@ export function episodeLink(run, row, query = {}) {
 
 const OUTCOMES = {
   solved: ["✓", "good"], failed: ["✕", "bad"], horizon: ["◷", "bad"], length: ["⇥", "bad"],
-  env_fault: ["⚠", "warn"], no_room: ["⚠", "warn"], no_turn: ["⚠", "warn"], cancelled: ["∅", "warn"],
+  env_fault: ["⚠", "warn"], no_room: ["⚠", "warn"], no_turn: ["⚠", "warn"], no_message: ["⚠", "warn"], cancelled: ["∅", "warn"],
 };
 
 // An outcome by sign, word and colour.

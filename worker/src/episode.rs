@@ -20,7 +20,7 @@ mod transcript;
 use crate::environments::Environment;
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
-use agentgym_envs::spec::{Actions, first_message};
+use agentgym_envs::spec::{Actions, EnvSpec, first_message};
 use agentgym_envs::{Session, StepOutput};
 use agentgym_jobs::episode::{
     AVAILABLE_ACTIONS, Episode, OPENING, Outcome, Parse, SUMMARIES, TOOLS, Turn,
@@ -45,7 +45,7 @@ impl Player {
                 Err(Interruption::Error(error)) => return Err(error),
                 Err(Interruption::Empty(Outcome::NoRoom, why)) if !self.rules.leaves_out => {
                     return Err(Error::stage(format!(
-                        "{why}. `actor_rollout_ref.rollout.no_room_share_max=0.5`, a key that `resume` takes, \
+                        "{why}. `actor_rollout_ref.rollout.empty_share_max=0.5`, a key that `resume` takes, \
                          leaves such episodes out and counts them; only a new run or a fork can have larger limits"
                     )));
                 }
@@ -89,7 +89,8 @@ impl Player {
         played
     }
 
-    /// Opens an item and takes a step in it, to see whether its environment works.
+    /// Opens an item and takes a step in it, to see whether its environment works. Where the spec names
+    /// no action that is valid in every state, a refused step would say nothing: none is taken.
     ///
     /// # Errors
     /// What failed.
@@ -100,7 +101,8 @@ impl Player {
             let opening = environment.client.open(item_id);
             let mut session = clock.call("open a session", opening).await??;
             let probe = environment.spec.probe_text();
-            if !session.is_over() {
+            let has_probe = environment.spec.probe != EnvSpec::default().probe;
+            if has_probe && !session.is_over() {
                 clock.call("take a step", session.step(&probe)).await??;
             }
             // The client counts and logs a failure to close.

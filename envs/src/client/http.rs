@@ -101,9 +101,9 @@ pub(super) struct Server {
     counters: Arc<Counters>,
     /// Number of refused connections.
     gone: AtomicU64,
-    /// Number of failed calls.
+    /// Number of calls whose connection failed.
     failures: AtomicU64,
-    /// The number of failed calls when the server was last asked which environment it is.
+    /// That number when the server was last asked which environment it is.
     known: tokio::sync::Mutex<Option<u64>>,
 }
 
@@ -245,7 +245,8 @@ impl Server {
     pub(super) async fn try_call(&self, ask: Ask<'_>, attempt: u32) -> Result<Value, EnvError> {
         let started = Instant::now();
         let result = self.attempt(ask, attempt).await;
-        if result.is_err() {
+        // Whoever answers errors is who it was before.
+        if let Err(EnvError::Unreachable { .. } | EnvError::Dropped { .. }) = result {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
         self.counters.note(|counters| {

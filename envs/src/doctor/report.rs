@@ -122,6 +122,7 @@ impl fmt::Display for Report {
             .filter(|check| check.verdict == Verdict::Bad);
         match (self.verdict(), bad.count()) {
             (Verdict::Bad, 0) => write!(f, "Not fit for training: no step was finished."),
+            (Verdict::Bad, 1) => write!(f, "Not fit for training: a check failed."),
             (Verdict::Bad, count) => write!(f, "Not fit for training: {count} checks failed."),
             (Verdict::Note, _) => write!(f, "Fit for training; see the notes."),
             (Verdict::Good, _) => write!(f, "Fit for training."),

@@ -18,25 +18,13 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
         if builtin::is_builtin(&environment.env_addr) {
             continue;
         }
-        let spec = plan.config.spec(&environment.task_name)?;
         let item = last_item(plan, &name)?;
         for address in environment.env_addr.split(',').map(str::trim) {
             let unfit = |error: EnvError| Error::Environment {
                 name: name.clone(),
                 found: error.to_string(),
             };
-            let options = ClientOptions {
-                call_timeout_s: plan
-                    .config
-                    .actor_rollout_ref
-                    .agentgym
-                    .timeout
-                    .min(CALL_MAX_S),
-                attempts_max: 1,
-                checks_servers: plan.config.actor_rollout_ref.agentgym.check_servers,
-                ..ClientOptions::default()
-            };
-            let client = EnvClient::new(spec, &[address.to_owned()], options).map_err(unfit)?;
+            let client = client(plan, &environment.task_name, address)?.map_err(unfit)?;
             // The client counts and logs a failure to close.
             let _ = client.open(item).await.map_err(unfit)?.close().await;
             client.drain().await;
@@ -47,6 +35,33 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a server that answers is the environment of its name, by what it says at `/`.
+///
+/// # Errors
+/// Another one, named.
+pub(crate) async fn greeting(plan: &Plan, name: &str, task: &str, address: &str) -> Result<()> {
+    let greeted = match client(plan, task, address)? {
+        Ok(client) => client.greet().await,
+        Err(error) => Err(error),
+    };
+    greeted.map_err(|error| Error::Environment {
+        name: name.to_owned(),
+        found: error.to_string(),
+    })
+}
+
+fn client(plan: &Plan, task: &str, address: &str) -> Result<Result<EnvClient, EnvError>> {
+    let gym = &plan.config.actor_rollout_ref.agentgym;
+    let options = ClientOptions {
+        call_timeout_s: gym.timeout.min(CALL_MAX_S),
+        attempts_max: 1,
+        checks_servers: gym.check_servers,
+        ..ClientOptions::default()
+    };
+    let spec = plan.config.spec(task)?;
+    Ok(EnvClient::new(spec, &[address.to_owned()], options))
 }
 
 /// The largest item id of an environment in the plan; 0 where it has none.

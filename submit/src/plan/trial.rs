@@ -37,16 +37,7 @@ pub(crate) async fn tried(
     }
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
     let begun = Instant::now();
-    let ended = tokio::time::timeout(LIMIT, iteration(plan, config, global, folder.path())).await;
-    let seconds = LIMIT.as_secs();
-    match ended {
-        Ok(ended) => ended?,
-        Err(_) => {
-            return Err(format!(
-                "a small iteration takes more than {seconds} s here"
-            ));
-        }
-    }
+    iteration(plan, config, global, folder.path()).await?;
     let took_s = begun.elapsed().as_secs_f64();
     let said = |e: Error| e.to_string();
     let store = store_in(folder.path());
@@ -149,7 +140,9 @@ async fn iteration(
     let file = folder.join("trial.yaml");
     let written = std::fs::write(&file, config.tree.to_string());
     written.map_err(|e| format!("{}: {e}", file.display()))?;
-    let ended = Command::new(program)
+    let said = folder.join("said");
+    let log = std::fs::File::create(&said).map_err(|e| format!("{}: {e}", said.display()))?;
+    let mut trial = Command::new(program)
         .args(["run", "--quiet", "--device", &global.device])
         .args(["--dtype", &global.dtype.to_string()])
         .args(["--store", &store_in(folder)])
@@ -160,16 +153,27 @@ async fn iteration(
         .env_remove("AGENTGYM_STORE")
         .env_remove("AGENTGYM_QUEUE")
         .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
         .kill_on_drop(true)
-        .output()
-        .await
+        .spawn()
         .map_err(|e| e.to_string())?;
-    let said = String::from_utf8_lossy(&ended.stderr);
-    match ended.status.success() {
+    let ended = tokio::select! {
+        ended = trial.wait() => Ok(ended.map_err(|e| e.to_string())?),
+        () = tokio::time::sleep(LIMIT) => Err(format!("a small iteration takes more than {} s here", LIMIT.as_secs())),
+        _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
+    };
+    if ended.is_err() {
+        // Its folder goes after it.
+        let _ = trial.kill().await;
+    }
+    let status = ended?;
+    let said = std::fs::read_to_string(&said).unwrap_or_default();
+    match status.success() {
         true => Ok(()),
         false => {
             let why = said.lines().find_map(|line| line.strip_prefix("error: "));
-            let why = why.map_or_else(|| ended.status.to_string(), |why| text::one_line(why, 200));
+            let why = why.map_or_else(|| status.to_string(), |why| text::one_line(why, 200));
             Err(format!("a small iteration ends with: {why}"))
         }
     }

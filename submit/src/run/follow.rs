@@ -165,6 +165,9 @@ impl Follower {
                         self.look_if_it_answers().await?;
                     }
                     if self.finished() && crew.workers.is_empty() {
+                        // Workers elsewhere give their warnings to the store alone.
+                        let asked = self.ask_why().await;
+                        self.if_it_answers(asked.map(|_| ()))?;
                         break End::Finished;
                     }
                     if crew.workers.is_empty() && ticks.is_multiple_of(ATTEMPTS_EVERY) {
@@ -191,7 +194,7 @@ impl Follower {
             self.display.event(&Event::Warned(warning.clone()));
         }
         let stopped = status.stopped();
-        if stopped.is_none() {
+        if stopped.is_none() && !self.finished() {
             let line = status.waiting_line();
             let message = line.trim_start_matches("waiting: ").to_owned();
             self.display.event(&Event::Waiting { message });

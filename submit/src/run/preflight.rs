@@ -1,6 +1,7 @@
-//! Checks that the environments answer before workers are started, so that a wrong URL gives one
-//! clear message instead of many failed attempts.
+//! Checks that the environments answer, each by its own name, before workers are started, so that a
+//! wrong URL gives one clear message instead of many failed attempts.
 
+use crate::plan::check::greeting;
 use crate::{Error, Result};
 use agentgym_envs::{Proxy, shown};
 use agentgym_jobs::plan::Plan;
@@ -31,8 +32,10 @@ pub(crate) async fn environments(plan: &Plan, then: &str) -> Result<()> {
         // If there are several servers, one is enough to start.
         let mut result = Ok(());
         for address in environment.env_addr.split(',') {
-            result = server((&name, &key), address.trim(), then).await;
+            let address = address.trim();
+            result = server((&name, &key), address, then).await;
             if result.is_ok() {
+                greeting(plan, &name, &environment.task_name, address).await?;
                 break;
             }
         }

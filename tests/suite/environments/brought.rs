@@ -171,9 +171,9 @@ async fn an_episode_that_is_over_at_reset_leaves_its_slot_empty() {
     let folder = TempDir::new().unwrap();
     server.twist(over(|item| item < 4));
     let stopped = finish(play(folder.path(), &server.url(), "", &keys));
-    assert_eq!(stopped.status.code(), Some(5), "{}", said(&stopped));
+    assert_eq!(stopped.status.code(), Some(1), "{}", said(&stopped));
     assert!(
-        said(&stopped).contains("no episode of iteration 1 can be used: 8 are no_turn"),
+        said(&stopped).contains("8 of 8 episodes of iteration 1 have nothing to train on"),
         "{}",
         said(&stopped)
     );
@@ -210,14 +210,10 @@ async fn a_first_prompt_without_room_is_left_out_and_its_remedies_work() {
 
         // None is left out: the first one ends the run, and the key of its message works.
         let folder = TempDir::new().unwrap();
-        let none = [
-            &small[..],
-            &["actor_rollout_ref.rollout.no_room_share_max=0"],
-        ]
-        .concat();
+        let none = [&small[..], &["actor_rollout_ref.rollout.empty_share_max=0"]].concat();
         let stopped = finish(play(folder.path(), &server.url(), "", &none));
         let text = said(&stopped);
-        let key = "actor_rollout_ref.rollout.no_room_share_max=0.5";
+        let key = "actor_rollout_ref.rollout.empty_share_max=0.5";
         assert_eq!(stopped.status.code(), Some(1), "{text}");
         assert!(text.contains("oddgame_3") && text.contains(key), "{text}");
         let resumed = command(folder.path(), &["resume", "odd", key]);
@@ -230,14 +226,14 @@ async fn a_first_prompt_without_room_is_left_out_and_its_remedies_work() {
         let text = said(&stopped);
         assert_eq!(stopped.status.code(), Some(1), "{text}");
         assert!(
-            text.contains("6 of 8 first prompts of iteration 1"),
+            text.contains("6 of 8 episodes of iteration 1 have nothing to train on"),
             "{text}"
         );
         assert!(
             text.contains("agentgym-submit fork odd --iteration 0"),
             "{text}"
         );
-        let raised = "actor_rollout_ref.rollout.no_room_share_max=0.8";
+        let raised = "actor_rollout_ref.rollout.empty_share_max=0.8";
         let resumed = command(folder.path(), &["resume", "odd", raised]);
         assert!(resumed.status.success(), "{tasks}: {}", said(&resumed));
         let forked = [
@@ -318,7 +314,11 @@ async fn half_of_the_servers_down_is_said() {
     let both = format!("{},{}", one.url(), other.url());
     let (whole, folder) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let keys = ["actor_rollout_ref.rollout.fault_retries=2"];
-    assert!(finish(play(whole.path(), &both, "", &keys)).status.success());
+    assert!(
+        finish(play(whole.path(), &both, "", &keys))
+            .status
+            .success()
+    );
     // It answers while the run begins, and never again.
     let mut calls = 0;
     other.twist(move |call| {

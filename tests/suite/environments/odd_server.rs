@@ -23,6 +23,9 @@ items: any
 probe: yes
 ";
 
+/// A spec without the action that is valid in every state.
+pub(super) const NO_PROBE: &str = "# none\n";
+
 const CONFIG: &str = "
 run: {id: odd, seed: 5}
 actor_rollout_ref:
@@ -45,7 +48,11 @@ pub(super) fn play(
 ) -> std::process::Command {
     let (config, described) = (folder.join("odd.yaml"), folder.join("oddgame.yaml"));
     std::fs::write(&config, CONFIG).unwrap();
-    std::fs::write(&described, format!("{SPEC}{spec}")).unwrap();
+    let base = match spec == NO_PROBE {
+        true => SPEC.replace("probe: yes\n", ""),
+        false => SPEC.to_owned(),
+    };
+    std::fs::write(&described, format!("{base}{spec}")).unwrap();
     let mut command = agentgym_tests::program::program("agentgym-submit");
     command
         .arg(config)
@@ -67,7 +74,8 @@ pub(super) fn store(folder: &Path) -> PathBuf {
 /// A call and the answer that the game gives to it.
 pub(super) struct Call {
     pub(super) path: String,
-    /// The item of its session.
+    /// The session that is asked, and its item.
+    pub(super) session: u64,
     pub(super) item: i64,
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
@@ -216,6 +224,7 @@ impl Game {
         let body = body.to_string().into_bytes();
         let mut call = Call {
             path,
+            session: id,
             item,
             status,
             body,

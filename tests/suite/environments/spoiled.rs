@@ -1,7 +1,7 @@
 //! Environments that fail: what a dead server spoiled is never committed, in parts of any size, and
 //! an item that is broken alone is excluded.
 
-use super::odd_server::{Call, OddServer, play, store};
+use super::odd_server::{Call, NO_PROBE, OddServer, play, store};
 use agentgym_jobs::episode::{Episodes, Outcome};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_storage::Store;
@@ -252,4 +252,25 @@ async fn an_iteration_without_an_episode_is_not_trained_on() {
         let played = finish(command);
         assert!(played.status.success(), "{tasks}: {}", said(&played));
     }
+}
+
+/// The only item there is, of which one sample was spoiled: the others show that it works. The spec
+/// names no action that is valid in every state, and the game refuses those that it does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spoiled_sample_of_the_only_item_is_excluded() {
+    let (server, folder) = (OddServer::start(), TempDir::new().unwrap());
+    server.twist(|call| {
+        if call.path == "/step" && call.session % 3 == 0 {
+            call.fail(422, "{\"detail\": \"no such action\"}");
+        }
+    });
+    let keys = [
+        "data.tasks=[{env: oddgame, ids: 0..1}]",
+        "data.train_batch_size=1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.rollout.fault_retries=0",
+    ];
+    let output = finish(play(folder.path(), &server.url(), NO_PROBE, &keys));
+    assert!(output.status.success(), "{}", said(&output));
 }

@@ -269,7 +269,7 @@ async fn an_episode_that_an_api_filters_is_in_no_mean() {
     let keys = keys.map(|key| format!("actor_rollout_ref.rollout.{key}"));
     let found = told(eval(folder.path(), "filtered", &keys)).await;
     let set = &found["sets"]["real"];
-    assert_eq!(set["outcomes"]["env_fault"], 1, "{set}");
+    assert_eq!(set["outcomes"]["no_message"], 1, "{set}");
     assert_eq!(set["score"]["items_lost"], 1);
     assert_eq!(set["score"]["pass"]["1"]["of"], 7, "{set}");
     assert_eq!(set["usage"]["answers_uncounted"], set["usage"]["answers"]);

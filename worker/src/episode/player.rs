@@ -141,7 +141,7 @@ impl From<EnvError> for Interruption {
 impl From<Error> for Interruption {
     fn from(error: Error) -> Self {
         match error {
-            Error::NoMessage(why) => Self::Empty(Outcome::EnvFault, why),
+            Error::NoMessage(why) => Self::Empty(Outcome::NoMessage, why),
             error => Self::Error(error),
         }
     }

@@ -110,7 +110,9 @@ pub(super) fn all(window: &Window) -> Vec<Warning> {
             At::Updates | At::AllEpisodes if window.newest() > 0 => window.patience(),
             _ => 1,
         };
-        let is_said = found.iter().any(|w| kind(&w.name) == kind(&alarm.name()));
+        // One that pauses is not left out for one that does not.
+        let pauses = window.plan.config.guard.pause.contains(&alarm);
+        let is_said = !pauses && found.iter().any(|w| kind(&w.name) == kind(&alarm.name()));
         let last = window.iterations.last().and_then(|(_, f)| shows(window, f));
         if let Some(value) = last.filter(|_| !is_said)
             && let Some(since) = window.row(patience, |f| shows(window, f).is_some())
@@ -208,9 +210,17 @@ fn unsolved(window: &Window) -> Option<Warning> {
     };
     let envs = trained.last()?.1.keys().filter(never);
     let envs: Vec<String> = envs.map(|env| format!("`{env}`")).collect();
-    let what = format!("no episode of environment {} was solved", envs.join(", "));
+    let (newest, envs_said) = (window.newest(), envs.join(", "));
+    let what = format!("no episode of environment {envs_said} was solved");
     let cure = "take easier tasks of it, or leave it out (data.tasks)".to_owned();
-    let (since, stage) = (trained[0].0, episodes_stage(window));
+    // What lies between the first iterations and the newest ones is not read.
+    let tail = trained
+        .iter()
+        .rev()
+        .zip(0..)
+        .take_while(|((n, _), back)| n + back == newest);
+    let since = tail.last().map_or(newest, |((n, _), _)| *n);
+    let stage = episodes_stage(window);
     (!envs.is_empty()).then(|| window.warning(Alarm::Unsolved, since, stage, (what, cure)))
 }
 

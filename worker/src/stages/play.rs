@@ -48,7 +48,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         turn_tokens_max: rollout.max_tokens,
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),
         fault_retries: rollout.fault_retries,
-        leaves_out: rollout.no_room_share_max > 0.0,
+        leaves_out: rollout.empty_share_max > 0.0,
         gym: config.actor_rollout_ref.agentgym.clone(),
         records_cuts: context.plan.format >= 2,
         records_entropies: false,

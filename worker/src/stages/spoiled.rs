@@ -10,6 +10,7 @@ use crate::{Error, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
 use std::collections::BTreeSet;
 
 /// The config key of the limit.
@@ -32,7 +33,8 @@ impl<'a> Tally<'a> {
         let (mut played, mut spoiled) = (0, Vec::new());
         for episode in episodes {
             played += 1;
-            if episode.outcome == Outcome::EnvFault {
+            // One that a reward function left out has been played.
+            if episode.outcome == Outcome::EnvFault && episode.turns.is_empty() {
                 spoiled.push(episode);
             }
         }
@@ -74,7 +76,7 @@ pub(super) async fn plays_again(
     for (name, environment) in &player.environments {
         let own = || episodes.iter().copied().filter(|e| e.task.env == *name);
         let tally = Tally::of(own());
-        if tally.spoiled.is_empty() || (again && !tally.is_too_much(plan)) {
+        if tally.spoiled.is_empty() {
             continue;
         }
         let (items, spoiled, played) = (tally.items(), tally.spoiled.len(), tally.played);
@@ -83,20 +85,17 @@ pub(super) async fn plays_again(
             environment.url,
             tally.first_fault()
         );
-        if !again {
-            let usable = own().filter(|e| e.usable()).map(|e| e.task.item_id);
-            let others = usable.chain(drawn(plan, name));
-            works(
-                player,
-                (name, tally.first_fault()),
-                others.filter(|item| !items.contains(item)),
-            )
+        // An item with a usable episode works, whatever another sample of it met.
+        let usable = own().filter(|e| e.usable()).map(|e| e.task.item_id);
+        let others = usable.chain(drawn(plan, name).filter(|item| !items.contains(item)));
+        works(player, (name, tally.first_fault()), others)
             .await
             .map_err(|why| {
                 Error::Environment(format!("{told}. {why}. Nothing of this part is committed"))
             })?;
-            replay |= tally.is_too_much(plan);
-        } else if nothing_left || !tally.is_all() || items.len() > 1 {
+        replay = !again;
+        if again && tally.is_too_much(plan) && (nothing_left || !tally.is_all() || items.len() > 1)
+        {
             let (nothing, limit) = (tally.is_all() && nothing_left, limit(plan));
             return Err(Error::Environment(match nothing {
                 true => format!(
@@ -164,26 +163,37 @@ fn refuse_empty(context: &StageContext, episodes: &[&Episode]) -> Result<()> {
         .config
         .actor_rollout_ref
         .rollout
-        .no_room_share_max;
+        .empty_share_max;
     let id = context.part.id;
-    let place = match id.stage {
-        Stage::Evaluate => format!("evaluation {id}"),
-        _ => format!("iteration {}", id.iteration),
+    let evaluates = matches!(id.stage, Stage::Evaluate | Stage::EvaluateInit);
+    let place = match evaluates {
+        true => format!("evaluation {id}"),
+        false => format!("iteration {}", id.iteration),
     };
     let of = |outcome| episodes.iter().filter(move |e| e.outcome == outcome);
     let (no_room, all) = (of(Outcome::NoRoom).count(), episodes.len());
+    let nothing = no_room + of(Outcome::NoTurn).count();
     let why = |outcome| {
         of(outcome)
             .find_map(|e| e.fault.as_deref())
             .unwrap_or("not recorded")
     };
-    if no_room as f64 > limit * all as f64 {
+    if limit > 0.0 && nothing as f64 > limit * all as f64 {
+        let first = [Outcome::NoRoom, Outcome::NoTurn]
+            .into_iter()
+            .max_by_key(|o| of(*o).count());
+        let larger = match (no_room, evaluates) {
+            (0, _) => String::new(),
+            (_, true) => ". A new run can have larger limits (data.max_prompt_length, actor_rollout_ref.rollout.max_model_len)".to_owned(),
+            (_, false) => format!(
+                ", or play on under larger limits: `{} data.max_prompt_length=N actor_rollout_ref.rollout.max_model_len=N`",
+                fork(context)
+            ),
+        };
         return Err(Error::stage(format!(
-            "{no_room} of {all} first prompts of {place} leave no room for a reply: {}. This is above \
-             actor_rollout_ref.rollout.no_room_share_max = {limit}. Raise it, where others are left, or play on \
-             under larger limits: `{} data.max_prompt_length=N actor_rollout_ref.rollout.max_model_len=N`",
-            why(Outcome::NoRoom),
-            fork(context)
+            "{nothing} of {all} episodes of {place} have nothing to train on, {no_room} of them no room for a reply: {}. \
+             This is above actor_rollout_ref.rollout.empty_share_max = {limit}. Raise it, where others are left{larger}",
+            first.map_or("not recorded", why)
         )));
     }
     if all == 0 || episodes.iter().any(|e| e.usable()) {
@@ -203,10 +213,11 @@ fn refuse_empty(context: &StageContext, episodes: &[&Episode]) -> Result<()> {
 
 /// The command that plays an iteration again.
 fn fork(context: &StageContext) -> String {
-    let before = context.part.id.iteration.saturating_sub(1);
+    let (plan, before) = (&context.plan, context.part.id.iteration.saturating_sub(1));
+    let store = without_secrets(&plan.config.storage.url);
     format!(
-        "agentgym-submit fork {} --iteration {before}",
-        context.plan.run
+        "agentgym-submit fork {} --iteration {before} --store {store}",
+        plan.run
     )
 }
 

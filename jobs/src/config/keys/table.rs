@@ -179,8 +179,8 @@ pub const KEYS: &[KeySpec] = &[
         .within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.fault_retries", "2", "times a faulted episode is played again, and a fault in its middle answered with a fresh session")
         .within(whole(0, MILLION, ANY)),
-    bind("actor_rollout_ref.rollout.no_room_share_max", "0.5",
-        "largest share of an iteration's or an evaluation's episodes whose first prompt may leave no room for a reply: they are left out and counted (no_room), more stop the run. 0: the first one does")
+    bind("actor_rollout_ref.rollout.empty_share_max", "0.5",
+        "largest share of an iteration's or an evaluation's episodes that may have nothing to train on: no room for a reply after the first prompt (no_room), or over before the first turn (no_turn). More stop the run. 0: the first no_room does")
         .within(real(0.0, 1.0, SHARE)).older("0"),
     option("actor_rollout_ref.rollout.record_entropies", "true", "rollouts record entropies beside log-probs, and what scoring them would give again is taken from there; see algorithm.verify_log_probs").older("false"),
     option("actor_rollout_ref.rollout.exclude", "[]", "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them"),

@@ -103,7 +103,7 @@ pub struct Rollout {
     pub history: History,
     pub episode_deadline_s: f64,
     pub fault_retries: u32,
-    pub no_room_share_max: f64,
+    pub empty_share_max: f64,
     pub record_entropies: bool,
     pub exclude: Vec<(u32, u32, u32)>,
     pub engine: RolloutEngine,

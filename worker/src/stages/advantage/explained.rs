@@ -315,7 +315,11 @@ impl PlayedIteration {
         let estimator = plan.config.algorithm.adv_estimator;
         let chosen = self.given.selected.as_ref();
         if !episode.usable() {
-            Some("the environment failed, so there is no reward")
+            Some(match episode.outcome {
+                Outcome::NoRoom => "its first prompt left no room for a reply",
+                Outcome::NoTurn => "it was over before its first turn",
+                _ => "the environment failed, so there is no reward",
+            })
         } else if chosen.is_some_and(|groups| !groups.contains(&episode.group)) {
             Some("its group was not selected (algorithm.filter_groups)")
         } else if !is_compared && estimator.needs_baseline() {
