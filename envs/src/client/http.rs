@@ -297,6 +297,9 @@ impl Server {
                 body: redirected.map_or_else(|| excerpt(&start), |to| format!("to {to}")),
             });
         }
+        if status == 204 {
+            return Ok(Value::Null);
+        }
         let limit_bytes = self.options.body_max_bytes;
         let bytes = body(&mut response, limit_bytes)
             .await

@@ -32,7 +32,7 @@ pub(crate) static SPEC: EnvSpec = EnvSpec {
     probe: "look around",
     signs: Signs {
         greeting: "This is environment ScienceWorld.",
-        first: &["Your task is to ", "This room is called the "],
+        first: &["Your task is to ", " is called the "],
     },
     ..COMMON
 };
