@@ -401,6 +401,20 @@ mod tests {
     }
 
     #[test]
+    fn a_command_is_never_broken() {
+        let command = "agentgym-submit resume r --store /tmp/s 'guard.pause=[]'";
+        for line in [
+            format!("run r stopped. When the cause is gone: {command}"),
+            format!("Fork from iteration 3: `{command}`, with what is to be different behind it"),
+            format!("next    {command}  # and so on"),
+        ] {
+            let shown = fit(&line, 40);
+            assert!(shown.contains(command), "{shown}");
+            assert!(shown.lines().count() > 1);
+        }
+    }
+
+    #[test]
     fn long_lines_break_between_columns() {
         let line = "evaluate    worlds d1 (20 tasks), worlds d2 (20 tasks), real d1 (29 tasks)";
         insta::assert_snapshot!(fit(line, 50), @r"
