@@ -73,22 +73,47 @@ pub fn is_guarded(plan: &Plan) -> bool {
     let guard = &plan.config.guard;
     !guard.pause.is_empty()
         || guard.success_share_min.is_some()
-        || figure_limits(guard).iter().any(|limit| limit.1.is_some())
+        || figure_limits(guard).iter().any(|of| of.limit.is_some())
 }
 
 type Pick = fn(&Figures) -> Option<f64>;
 
-/// Key, limit, whether it is a floor, figure, its name and its stage.
-#[rustfmt::skip]
-fn figure_limits(of: &Guard) -> [(&'static str, Option<f64>, bool, Pick, &'static str, Stage); 4] {
+/// A limit of one figure.
+struct FigureLimit {
+    /// Its key below `guard`.
+    key: &'static str,
+    limit: Option<f64>,
+    /// The figure in metrics, by name.
+    name: &'static str,
+    figure: Pick,
+    stage: Stage,
+}
+
+fn figure_limits(of: &Guard) -> [FigureLimit; 4] {
     let entropy: Pick = |f| number(&f.episodes, "entropy");
     let (norm, at): (Pick, _) = (|f| number(&f.update, "grad_norm"), Stage::Advantage);
     let mismatch: Pick = |f| number(&f.episodes, "log_prob_mismatch_max");
+    let row = |key, limit, (name, figure, stage)| FigureLimit {
+        key,
+        limit,
+        name,
+        figure,
+        stage,
+    };
+    let mismatch_name = "log_prob_mismatch_max";
     [
-        ("entropy_min", of.entropy_min, true, entropy, "entropy", at),
-        ("entropy_max", of.entropy_max, false, entropy, "entropy", at),
-        ("grad_norm_max", of.grad_norm_max, false, norm, "grad_norm", Stage::Update),
-        ("mismatch_max", of.mismatch_max, false, mismatch, "log_prob_mismatch_max", at),
+        row("entropy_min", of.entropy_min, ("entropy", entropy, at)),
+        row("entropy_max", of.entropy_max, ("entropy", entropy, at)),
+        row(
+            "grad_norm_max",
+            of.grad_norm_max,
+            ("grad_norm", norm, Stage::Update),
+        ),
+        row(
+            "mismatch_max",
+            of.mismatch_max,
+            (mismatch_name, mismatch, at),
+        ),
     ]
 }
 
@@ -106,14 +131,15 @@ fn limits(window: &Window) -> Vec<Warning> {
     };
     let figures = figure_limits(guard).into_iter();
     let mut out: Vec<Warning> = figures
-        .filter_map(|(key, limit, is_floor, pick, name, stage)| {
-            let limit = limit?;
+        .filter_map(|of| {
+            let (key, name, pick, limit) = (of.key, of.name, of.figure, of.limit?);
+            let is_floor = key.ends_with("_min");
             let beyond = |value: f64| value != limit && (value < limit) == is_floor;
             let since = window.row(window.patience(), |f| pick(f).is_some_and(beyond))?;
             let value = pick(window.iterations.last()?.1)?;
             let side = if is_floor { "below" } else { "above" };
             let what = format!("{name} {value:.4} is {side} guard.{key} = {limit}");
-            Some(found(key, since, stage, what))
+            Some(found(key, since, of.stage, what))
         })
         .collect();
     if let Some(share) = guard.success_share_min

@@ -65,7 +65,8 @@ fn every_alarm_has_its_figure() {
             ("episodes.groups_all_one", json!(one)),
         ]
     };
-    let cases: Vec<(&str, usize, Vec<(&str, Value)>)> = vec![
+    type Case<'a> = (&'a str, usize, Vec<(&'a str, Value)>);
+    let cases: Vec<Case<'_>> = vec![
         ("kl", 1, vec![("update.ppo_kl", json!(-0.31))]),
         ("kl", 1, vec![("update.ppo_kl", Value::Null)]),
         ("ratio", 1, vec![("update.ratio_max", json!(1.1e6))]),
@@ -222,7 +223,7 @@ fn a_critics_baseline_learns_from_equal_rewards() {
 #[test]
 fn a_cure_fits_the_cause() {
     let cold = with(&[("episodes.entropy", json!(1e-4))]);
-    let from_the_start = said(&[], &[cold.clone()]);
+    let from_the_start = said(&[], std::slice::from_ref(&cold));
     assert!(from_the_start[0].cure.contains("rollout.temperature"));
     let later = said(&[], &[with(&[]), cold]);
     assert!(later[0].cure.contains("actor.optim.lr"), "{}", later[0]);
