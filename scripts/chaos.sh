@@ -12,4 +12,5 @@ cd "$(dirname "$0")/.."
 export AGENTGYM_CHAOS_RUNS="${1:-20}" AGENTGYM_CHAOS_SEED="${2:-1}"
 cargo build --release --workspace --bins
 cargo test --release --workspace --test suite -- --ignored --exact --nocapture \
-  environments::chaos::a_run_that_learns_ends_equal_whatever_happens
+  environments::chaos::a_run_that_learns_ends_equal_whatever_happens \
+  fleet::a_worker_sick_in_other_ways_stops_nobody

@@ -15,8 +15,12 @@ pub enum Manner {
     To(String),
     /// Every request is answered with these bytes.
     Answers(String),
+    /// HTTP requests of this method are answered with these bytes, others lead to this server.
+    AnswersOnly(&'static str, String, String),
     /// No request is answered.
     Hangs,
+    /// Connections end at once.
+    Ends,
 }
 
 /// A running proxy; it stops when dropped.
@@ -93,6 +97,26 @@ async fn serve(mut socket: TcpStream, manner: Manner) {
             let _ = socket.write_all(text.as_bytes()).await;
             let _ = socket.shutdown().await;
         }
+        Manner::AnswersOnly(method, text, server) => {
+            let mut request = vec![0; 4096];
+            let length = socket.read(&mut request).await.unwrap_or_default();
+            request.truncate(length);
+            if request.starts_with(method.as_bytes()) {
+                let _ = socket.write_all(text.as_bytes()).await;
+                let _ = socket.shutdown().await;
+            } else if let (Ok(mut server), Some(line)) = (
+                TcpStream::connect(server).await,
+                request.windows(2).position(|end| end == b"\r\n"),
+            ) {
+                // One request a connection, so that each is looked at.
+                let (line, rest) = request.split_at(line + 2);
+                let once = [line, b"Connection: close\r\n", rest].concat();
+                if server.write_all(&once).await.is_ok() {
+                    let _ = copy_bidirectional(&mut socket, &mut server).await;
+                }
+            }
+        }
         Manner::Hangs => std::future::pending().await,
+        Manner::Ends => {}
     }
 }

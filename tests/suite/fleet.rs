@@ -250,88 +250,112 @@ async fn a_store_that_is_away_is_no_failure() {
     nothing_finished_was_redone(&store).await;
 }
 
+/// An S3 server's refusal.
+fn refusal(status: &str, code: &str) -> String {
+    let body = format!("<Error><Code>{code}</Code><Message>no</Message></Error>");
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
 /// One worker's store refuses it, for good: its clock is wrong; then no request of it is answered.
-/// The other one ends the run, and `status` names the sick one, with cause and cure.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sick_worker_stops_nobody() {
-    let skewed = "<Error><Code>RequestTimeTooSkewed</Code><Message>no</Message></Error>";
-    let refused = format!(
-        "HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{skewed}",
-        skewed.len()
-    );
-    for (manner, cure) in [
-        (
-            Manner::Answers(refused),
-            "the clock of this machine is wrong",
-        ),
-        (Manner::Hangs, "no answer within"),
-    ] {
-        let folder = TempDir::new().unwrap();
-        let mut fleet = fleet(&folder, 1).await;
-        let proxy = Proxy::start(Manner::To(fleet.s3.address())).await;
-        let endpoint = format!("http://{}", proxy.address);
-        let log = folder.path().join("sick.log");
-        let mut sick = agentgym_tests::program::program("agentgym-worker");
-        sick.args(["--threads", "1", "--lease-ttl-s", &LEASE_S.to_string()])
-            .args(["--store", &fleet.s3.url_by(proxy.address)])
-            .args(["--queue", &fleet.redis.url()])
-            .envs(fleet.s3.env())
-            .env("AWS_ENDPOINT_URL", endpoint);
-        let sick = Running::start_logged(sick, &log);
-        let name = format!(":{}:", sick.id());
-        fleet.workers.push(sick);
-        let mut follower = Running::start(fleet.submit(&SMALL));
-        let store = store(&fleet).await;
-        let begun = Instant::now();
-        while Fleet::in_flight(&store, fleet.workers[1].id())
-            .await
-            .is_none()
-        {
-            assert!(begun.elapsed() < LONG, "it takes no part");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        proxy.set(manner);
-        proxy.cut();
-        while !follower.has_ended() {
-            let said = std::fs::read_to_string(&log).unwrap();
-            assert!(begun.elapsed() < LONG, "the run does not end:\n{said}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        assert_eq!(fleet.digest(), undisturbed());
-        nothing_finished_was_redone(&store).await;
-        let url = fleet.redis.url();
-        let queue = agentgym_queue::Queue::open(&url, Default::default());
-        let queue = queue.await.unwrap();
-        let told = loop {
-            let told = queue.in_trouble().await.unwrap();
-            if !told.is_empty() {
-                break told;
-            }
-            assert!(begun.elapsed() < LONG, "nobody is told");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        };
-        assert!(
-            told[0].0.contains(&name) && told[0].1.why.contains(cure),
-            "{told:?}"
-        );
-        let waiting = Running::start(fleet.submit_as("next", &["trainer.total_training_steps=50"]));
-        let shown = loop {
-            // The run is unknown until its plan is written.
-            let output = fleet.type_in(&["status", "next"]).output().unwrap();
-            let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-            if shown.contains("parts committed") {
-                break shown;
-            }
-            assert!(begun.elapsed() < LONG, "{shown}");
-        };
-        assert!(
-            shown.contains("takes no part") && shown.contains(cure),
-            "{shown}"
-        );
-        waiting.signal("TERM");
-        waiting.wait();
+    let skewed = refusal("403 Forbidden", "RequestTimeTooSkewed");
+    sick(
+        |_| Manner::Answers(skewed),
+        "the clock of this machine is wrong",
+    )
+    .await;
+    sick(|_| Manner::Hangs, "no answer within").await;
+}
+
+/// Six more kinds.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes some minutes; scripts/chaos.sh starts it"]
+async fn a_worker_sick_in_other_ways_stops_nobody() {
+    let denied = || refusal("403 Forbidden", "AccessDenied");
+    let expired = refusal("400 Bad Request", "ExpiredToken");
+    sick(|_| Manner::Answers(expired), "expired").await;
+    sick(|to| Manner::AnswersOnly("PUT", denied(), to), "AccessDenied").await;
+    sick(|to| Manner::AnswersOnly("GET", denied(), to), "AccessDenied").await;
+    sick(|_| Manner::Answers(denied()), "AccessDenied").await;
+    let slow = refusal("503 Service Unavailable", "SlowDown");
+    sick(|_| Manner::Answers(slow), "SlowDown").await;
+    sick(|_| Manner::Ends, "").await;
+}
+
+/// The other worker ends the run, and `status` names the sick one, with cause and cure.
+async fn sick(manner: impl FnOnce(String) -> Manner, cure: &str) {
+    let folder = TempDir::new().unwrap();
+    let mut fleet = fleet(&folder, 1).await;
+    let proxy = Proxy::start(Manner::To(fleet.s3.address())).await;
+    let endpoint = format!("http://{}", proxy.address);
+    let log = folder.path().join("sick.log");
+    let mut sick = agentgym_tests::program::program("agentgym-worker");
+    sick.args(["--threads", "1", "--lease-ttl-s", &LEASE_S.to_string()])
+        .args(["--store", &fleet.s3.url_by(proxy.address)])
+        .args(["--queue", &fleet.redis.url()])
+        .envs(fleet.s3.env())
+        .env("AWS_ENDPOINT_URL", endpoint);
+    let sick = Running::start_logged(sick, &log);
+    let name = format!(":{}:", sick.id());
+    fleet.workers.push(sick);
+    let mut follower = Running::start(fleet.submit(&SMALL));
+    let store = store(&fleet).await;
+    let begun = Instant::now();
+    while Fleet::in_flight(&store, fleet.workers[1].id())
+        .await
+        .is_none()
+    {
+        assert!(begun.elapsed() < LONG, "it takes no part");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    proxy.set(manner(fleet.s3.address()));
+    proxy.cut();
+    while !follower.has_ended() {
+        let said = std::fs::read_to_string(&log).unwrap();
+        assert!(
+            begun.elapsed() < LONG,
+            "{cure}: the run does not end:\n{said}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(fleet.digest(), undisturbed());
+    nothing_finished_was_redone(&store).await;
+    let url = fleet.redis.url();
+    let queue = agentgym_queue::Queue::open(&url, Default::default());
+    let queue = queue.await.unwrap();
+    let told = loop {
+        let told = queue.in_trouble().await.unwrap();
+        if !told.is_empty() {
+            break told;
+        }
+        assert!(begun.elapsed() < LONG, "nobody is told");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert!(
+        told[0].0.contains(&name) && told[0].1.why.contains(cure),
+        "{told:?}"
+    );
+    let waiting = Running::start(fleet.submit_as("next", &["trainer.total_training_steps=50"]));
+    let shown = loop {
+        // The run is unknown until its plan is written.
+        let output = fleet.type_in(&["status", "next"]).output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        if shown.contains("parts committed") {
+            break shown;
+        }
+        assert!(begun.elapsed() < LONG, "{shown}");
+    };
+    assert!(
+        shown.contains("takes no part") && shown.contains(cure),
+        "{shown}"
+    );
+    waiting.signal("TERM");
+    waiting.wait();
 }
 
 /// SIGTERM in the middle of a part: the worker hands the part back and exits in time, whatever the

@@ -211,7 +211,9 @@ impl Game {
             "/step" => {
                 step += 1;
                 let said = asked["action"].as_str().unwrap().len();
-                let reward = f64::from(u8::from(step == 3 && (said + item as usize).is_multiple_of(2)));
+                let reward = f64::from(u8::from(
+                    step == 3 && (said + item as usize).is_multiple_of(2),
+                ));
                 (
                     200,
                     json!({"observation": format!("Round {step} over."), "reward": reward, "done": step == 3}),

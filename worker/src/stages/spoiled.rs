@@ -2,8 +2,8 @@
 //!
 //! A single item may be broken: its episodes are excluded and counted (I8). A server that fails must
 //! not become a commit, since a commit is final. The two look alike in a part with one task, so a
-//! part of which anything was spoiled first tries another item of that environment. Where too much
-//! was, it then plays the spoiled episodes once more: the server may have been away for a moment.
+//! part of which anything was spoiled first tries an item that works or was not played. If it works,
+//! the spoiled episodes are played once more: the server may have been away for a moment.
 
 use crate::episode::Player;
 use crate::{Error, Result, StageContext};
@@ -199,7 +199,7 @@ fn refuse_empty(context: &StageContext, episodes: &[&Episode]) -> Result<()> {
     if all == 0 || episodes.iter().any(|e| e.usable()) {
         return Ok(());
     }
-    let empty = [Outcome::EnvFault, Outcome::NoRoom, Outcome::NoTurn].into_iter();
+    let empty = Outcome::ALL.into_iter();
     let empty = empty.filter(|outcome| of(*outcome).count() > 0);
     let empty = empty.map(|outcome| {
         let (count, name, why) = (of(outcome).count(), outcome.name(), why(outcome));
