@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -94,16 +95,14 @@ async fn serve(mut socket: TcpStream, manner: Manner) {
         Manner::Answers(text) => {
             let mut request = [0; 4096];
             let _ = socket.read(&mut request).await;
-            let _ = socket.write_all(text.as_bytes()).await;
-            let _ = socket.shutdown().await;
+            answer(socket, &text).await;
         }
         Manner::AnswersOnly(method, text, server) => {
             let mut request = vec![0; 4096];
             let length = socket.read(&mut request).await.unwrap_or_default();
             request.truncate(length);
             if request.starts_with(method.as_bytes()) {
-                let _ = socket.write_all(text.as_bytes()).await;
-                let _ = socket.shutdown().await;
+                answer(socket, &text).await;
             } else if let (Ok(mut server), Some(line)) = (
                 TcpStream::connect(server).await,
                 request.windows(2).position(|end| end == b"\r\n"),
@@ -119,4 +118,14 @@ async fn serve(mut socket: TcpStream, manner: Manner) {
         Manner::Hangs => std::future::pending().await,
         Manner::Ends => {}
     }
+}
+
+/// Answers, and reads what is still sent: a socket that is closed before resets its connection, and the
+/// answer may be lost.
+async fn answer(mut socket: TcpStream, text: &str) {
+    let _ = socket.write_all(text.as_bytes()).await;
+    let _ = socket.shutdown().await;
+    let mut nowhere = tokio::io::sink();
+    let rest = tokio::io::copy(&mut socket, &mut nowhere);
+    let _ = tokio::time::timeout(Duration::from_secs(1), rest).await;
 }

@@ -279,8 +279,16 @@ async fn a_worker_sick_in_other_ways_stops_nobody() {
     let denied = || refusal("403 Forbidden", "AccessDenied");
     let expired = refusal("400 Bad Request", "ExpiredToken");
     sick(|_| Manner::Answers(expired), "expired").await;
-    sick(|to| Manner::AnswersOnly("PUT", denied(), to), "AccessDenied").await;
-    sick(|to| Manner::AnswersOnly("GET", denied(), to), "AccessDenied").await;
+    sick(
+        |to| Manner::AnswersOnly("PUT", denied(), to),
+        "AccessDenied",
+    )
+    .await;
+    sick(
+        |to| Manner::AnswersOnly("GET", denied(), to),
+        "AccessDenied",
+    )
+    .await;
     sick(|_| Manner::Answers(denied()), "AccessDenied").await;
     let slow = refusal("503 Service Unavailable", "SlowDown");
     sick(|_| Manner::Answers(slow), "SlowDown").await;
