@@ -14,6 +14,8 @@ mod spoiled;
 mod wrong_answers;
 
 use crate::evidence::learnt;
+use agentgym_jobs::episode::{Episode, Episodes};
+use agentgym_jobs::pipeline::Stage;
 use agentgym_storage::Store;
 use agentgym_submit::runs::RunView;
 use agentgym_tests::ports::free_port;
@@ -126,6 +128,24 @@ async fn view(folder: &Path) -> RunView {
 }
 
 /// A metric of the attempts, summed over the run.
+/// The episodes of the rollouts, with their iteration.
+async fn rollouts(view: &RunView, iterations: u32) -> Vec<(u32, Episode)> {
+    let mut all = Vec::new();
+    for iteration in 1..=iterations {
+        for id in view.stage_parts(iteration, Stage::Rollout).unwrap() {
+            let manifest = view.committed(id).await.unwrap();
+            let episodes: Episodes = view.payload(&manifest, "episodes.bin").await.unwrap();
+            all.extend(
+                episodes
+                    .into_vec()
+                    .into_iter()
+                    .map(|episode| (iteration, episode)),
+            );
+        }
+    }
+    all
+}
+
 fn stat(folder: &Path, name: &str) -> f64 {
     let path = folder.join("store/exports/tried/metrics.jsonl");
     let text = std::fs::read_to_string(path).unwrap();

@@ -1,5 +1,5 @@
 //! Whether a server is the environment that its address is configured as: by what it says at `/`, asked
-//! once and again after every failed call, since another program may have taken the port.
+//! once and again after every connection that failed, since another program may have taken the port.
 
 use super::http::Server;
 use crate::error::EnvError;

@@ -167,13 +167,7 @@ impl Server {
             http.get(format!("{root}/")).timeout(GREETING_MAX)
         };
         let mut response = asking.send().await.ok()?;
-        let mut bytes = Vec::new();
-        while let Ok(Some(piece)) = response.chunk().await {
-            bytes.extend_from_slice(&piece);
-            if bytes.len() > GREETING_BYTES {
-                return None;
-            }
-        }
+        let bytes = body(&mut response, GREETING_BYTES).await.ok()?;
         let text = String::from_utf8_lossy(&bytes);
         Some(serde_json::from_str(&text).unwrap_or_else(|_| text.trim().to_owned()))
     }

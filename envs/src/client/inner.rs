@@ -78,10 +78,10 @@ impl Inner {
             IdInReply::Bare => &reply,
             IdInReply::Key(key) => reply::at(&reply, key),
         };
-        let id = Some(id)
-            .filter(|id| id.is_number() || id.is_string())
-            .cloned()
-            .ok_or_else(|| place.server().protocol(create, "no session id", &reply))?;
+        if !id.is_number() && !id.is_string() {
+            return Err(place.server().protocol(create, "no session id", &reply));
+        }
+        let id = id.clone();
         place.opened(create, &id);
         Ok(id)
     }

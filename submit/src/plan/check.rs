@@ -20,11 +20,8 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
         }
         let item = last_item(plan, &name)?;
         for address in environment.env_addr.split(',').map(str::trim) {
-            let unfit = |error: EnvError| Error::Environment {
-                name: name.clone(),
-                found: error.to_string(),
-            };
-            let client = client(plan, &environment.task_name, address)?.map_err(unfit)?;
+            let unfit = unfit(&name);
+            let client = client(plan, (&name, &environment.task_name), address)?;
             // The client counts and logs a failure to close.
             let _ = client.open(item).await.map_err(unfit)?.close().await;
             client.drain().await;
@@ -42,17 +39,19 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
 /// # Errors
 /// Another one, named.
 pub(crate) async fn greeting(plan: &Plan, name: &str, task: &str, address: &str) -> Result<()> {
-    let greeted = match client(plan, task, address)? {
-        Ok(client) => client.greet().await,
-        Err(error) => Err(error),
-    };
-    greeted.map_err(|error| Error::Environment {
-        name: name.to_owned(),
-        found: error.to_string(),
-    })
+    let client = client(plan, (name, task), address)?;
+    client.greet().await.map_err(unfit(name))
 }
 
-fn client(plan: &Plan, task: &str, address: &str) -> Result<Result<EnvClient, EnvError>> {
+fn unfit(name: &str) -> impl FnOnce(EnvError) -> Error {
+    let name = name.to_owned();
+    |error| Error::Environment {
+        name,
+        found: error.to_string(),
+    }
+}
+
+fn client(plan: &Plan, (name, task): (&str, &str), address: &str) -> Result<EnvClient> {
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let options = ClientOptions {
         call_timeout_s: gym.timeout.min(CALL_MAX_S),
@@ -61,35 +60,21 @@ fn client(plan: &Plan, task: &str, address: &str) -> Result<Result<EnvClient, En
         ..ClientOptions::default()
     };
     let spec = plan.config.spec(task)?;
-    Ok(EnvClient::new(spec, &[address.to_owned()], options))
+    EnvClient::new(spec, &[address.to_owned()], options).map_err(unfit(name))
 }
 
 /// The largest item id of an environment in the plan; 0 where it has none.
 fn last_item(plan: &Plan, env: &str) -> Result<i64> {
-    let mut last = plan
-        .tasks
-        .draws(1)
-        .into_iter()
-        .filter(|task| task.env == env)
-        .map(|task| task.item_id)
-        .max();
-    for source in plan
-        .config
-        .data
-        .tasks
-        .iter()
-        .filter(|source| source.env == env)
-    {
-        last = last.max(source.ids.resolve("data.tasks")?.into_iter().max());
-    }
-    for set in plan
-        .config
-        .evaluation
-        .sets
-        .iter()
-        .filter(|set| set.env == env)
-    {
-        last = last.max(set.ids.resolve("evaluation.sets")?.into_iter().max());
+    let drawn = plan.tasks.draws(1).into_iter();
+    let drawn = drawn.filter(|task| task.env == env);
+    let mut last = drawn.map(|task| task.item_id).max();
+    let config = &plan.config;
+    let tasks = config.data.tasks.iter();
+    let tasks = tasks.map(|source| ("data.tasks", &source.env, &source.ids));
+    let sets = config.evaluation.sets.iter();
+    let sets = sets.map(|set| ("evaluation.sets", &set.env, &set.ids));
+    for (key, _, ids) in tasks.chain(sets).filter(|(_, own, _)| *own == env) {
+        last = last.max(ids.resolve(key)?.into_iter().max());
     }
     Ok(last.unwrap_or(0))
 }

@@ -1,37 +1,18 @@
 //! Servers that people bring: what they answer is played where it has a meaning, left out and counted
 //! where there is nothing to train on, and named by value and type where it is wrong.
 
-use super::odd_server::{Call, OddServer, Twist, play, store};
-use agentgym_jobs::episode::{Episode, Episodes, Outcome};
-use agentgym_jobs::pipeline::Stage;
-use agentgym_storage::Store;
-use agentgym_submit::runs::RunView;
+use super::odd_server::{Call, OddServer, Twist, play, said, store, view_of};
+use super::rollouts;
+use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_tests::program::{finish, program};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Output;
 use tempfile::TempDir;
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-async fn view(folder: &Path, run: &str) -> RunView {
-    let url = store(folder).display().to_string();
-    let store = Store::open(&url).await.unwrap();
-    RunView::open(&store, run).await.unwrap()
-}
-
 async fn episodes(folder: &Path, run: &str) -> Vec<Episode> {
-    let (view, mut all) = (view(folder, run).await, Vec::new());
-    for iteration in 1..=2 {
-        for id in view.stage_parts(iteration, Stage::Rollout).unwrap() {
-            let manifest = view.committed(id).await.unwrap();
-            let episodes: Episodes = view.payload(&manifest, "episodes.bin").await.unwrap();
-            all.extend(episodes.into_vec());
-        }
-    }
-    all
+    let all = rollouts(&view_of(folder, run).await, 2).await;
+    all.into_iter().map(|(_, episode)| episode).collect()
 }
 
 /// A twist of the game's replies, as JSON.

@@ -1,12 +1,15 @@
 //! A small game behind AgentGym's calls, any answer of which a test may change: each item is three
 //! rounds of saying something, and the length of what is said decides the reward.
 
+use agentgym_storage::Store;
+use agentgym_submit::runs::RunView;
 use agentgym_tests::ports::free_port;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -69,6 +72,19 @@ pub(super) fn play(
 
 pub(super) fn store(folder: &Path) -> PathBuf {
     folder.join("store")
+}
+
+/// A run in that store.
+pub(super) async fn view_of(folder: &Path, run: &str) -> RunView {
+    let url = store(folder).display().to_string();
+    RunView::open(&Store::open(&url).await.unwrap(), run)
+        .await
+        .unwrap()
+}
+
+/// What a command says of its trouble.
+pub(super) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// A call and the answer that the game gives to it.

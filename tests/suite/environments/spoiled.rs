@@ -1,11 +1,9 @@
 //! Environments that fail: what a dead server spoiled is never committed, in parts of any size, and
 //! an item that is broken alone is excluded.
 
-use super::odd_server::{Call, NO_PROBE, OddServer, play, store};
-use agentgym_jobs::episode::{Episodes, Outcome};
-use agentgym_jobs::pipeline::Stage;
-use agentgym_storage::Store;
-use agentgym_submit::runs::RunView;
+use super::odd_server::{Call, NO_PROBE, OddServer, play, said, store, view_of};
+use super::rollouts;
+use agentgym_jobs::episode::Outcome;
 use agentgym_tests::program::{finish, program};
 use std::path::Path;
 use std::process::Output;
@@ -13,19 +11,8 @@ use tempfile::TempDir;
 
 const ODDLY: &str = "<html><h1>Bad Gateway</h1></html>";
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-async fn view(folder: &Path) -> RunView {
-    let store = Store::open(&store(folder).display().to_string())
-        .await
-        .unwrap();
-    RunView::open(&store, "odd").await.unwrap()
-}
-
 async fn digest(folder: &Path) -> String {
-    let view = view(folder).await;
+    let view = view_of(folder, "odd").await;
     view.store
         .run_digest(&view.plan.run)
         .await
@@ -36,21 +23,10 @@ async fn digest(folder: &Path) -> String {
 
 /// Items whose episodes were excluded, and the number of episodes played.
 async fn excluded(folder: &Path) -> (Vec<i64>, usize) {
-    let view = view(folder).await;
-    let (mut excluded, mut all) = (Vec::new(), 0);
-    for iteration in 1..=2 {
-        for id in view.stage_parts(iteration, Stage::Rollout).unwrap() {
-            let manifest = view.committed(id).await.unwrap();
-            let episodes: Episodes = view.payload(&manifest, "episodes.bin").await.unwrap();
-            for episode in episodes.into_vec() {
-                all += 1;
-                if episode.outcome == Outcome::EnvFault {
-                    excluded.push(episode.task.item_id);
-                }
-            }
-        }
-    }
-    (excluded, all)
+    let all = rollouts(&view_of(folder, "odd").await, 2).await;
+    let spoiled = all.iter().filter(|(_, e)| e.outcome == Outcome::EnvFault);
+    let excluded = spoiled.map(|(_, e)| e.task.item_id);
+    (excluded.collect(), all.len())
 }
 
 fn resume(folder: &Path, more: &[&str]) -> Output {

@@ -3,7 +3,7 @@
 
 use super::proxy::Proxy;
 use super::*;
-use agentgym_jobs::episode::{Episodes, Outcome};
+use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_tests::program::finish;
 use tempfile::TempDir;
@@ -37,21 +37,10 @@ async fn updates(folder: &Path) -> Vec<(String, String)> {
 
 /// Episodes without an outcome of their own, and the total number of episodes.
 async fn excluded(folder: &Path) -> (Vec<(u32, u32, u32)>, usize) {
-    let view = view(folder).await;
-    let (mut excluded, mut all) = (Vec::new(), 0);
-    for iteration in 1..=ITERATIONS {
-        for id in view.stage_parts(iteration, Stage::Rollout).unwrap() {
-            let manifest = view.committed(id).await.unwrap();
-            let episodes: Episodes = view.payload(&manifest, "episodes.bin").await.unwrap();
-            for episode in episodes.into_vec() {
-                all += 1;
-                if episode.outcome == Outcome::EnvFault {
-                    excluded.push((iteration, episode.group, episode.sample));
-                }
-            }
-        }
-    }
-    (excluded, all)
+    let all = rollouts(&view(folder).await, ITERATIONS).await;
+    let spoiled = all.iter().filter(|(_, e)| e.outcome == Outcome::EnvFault);
+    let excluded = spoiled.map(|(iteration, e)| (*iteration, e.group, e.sample));
+    (excluded.collect(), all.len())
 }
 
 async fn run(command: Command) {

@@ -2,7 +2,7 @@
 //! and of committed figures alone, so every process says the same of a run, at any time.
 //!
 //! The thresholds lie far outside of what sound runs show: a warning is for a run that is broken,
-//! not for one that learns badly. `docs/operations.md` has the reason of each.
+//! not for one that learns badly. `docs/algorithms.md` has the reason of each.
 
 use super::figures::{Figures, Metrics, Window, number, size};
 use super::warning::Warning;

@@ -80,7 +80,7 @@ pub(super) async fn plays_again(
             continue;
         }
         let (items, spoiled, played) = (tally.items(), tally.spoiled.len(), tally.played);
-        let told = format!(
+        let what = format!(
             "environment `{name}` at {} spoiled {spoiled} of {played} episodes, the first so: {}",
             environment.url,
             tally.first_fault()
@@ -91,7 +91,7 @@ pub(super) async fn plays_again(
         works(player, (name, tally.first_fault()), others)
             .await
             .map_err(|why| {
-                Error::Environment(format!("{told}. {why}. Nothing of this part is committed"))
+                Error::Environment(format!("{what}. {why}. Nothing of this part is committed"))
             })?;
         replay = !again;
         if again && tally.is_too_much(plan) && (nothing_left || !tally.is_all() || items.len() > 1)
@@ -99,11 +99,11 @@ pub(super) async fn plays_again(
             let (nothing, limit) = (tally.is_all() && nothing_left, limit(plan));
             return Err(Error::Environment(match nothing {
                 true => format!(
-                    "{told}. Other items work, but nothing else was played here, and an iteration or evaluation \
+                    "{what}. Other items work, but nothing else was played here, and an iteration or evaluation \
                      without an episode is not counted. Mend the item on the server. Nothing of this part is committed"
                 ),
                 false => format!(
-                    "{told}. Other items work, but this is above {limit}. Mend the server, or raise the limit. \
+                    "{what}. Other items work, but this is above {limit}. Mend the server, or raise the limit. \
                      Nothing of this part is committed"
                 ),
             }));

@@ -17,7 +17,7 @@ pub struct Guard {
     pub mismatch_max: Option<f64>,
 }
 
-/// What the watchdog warns of. `docs/operations.md` says what each one means.
+/// What the watchdog warns of. `docs/algorithms.md` says what each one means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alarm {
