@@ -1,5 +1,5 @@
 //! `metrics.json` of a stage: figures that depend only on the stage's inputs. Rates and times go
-//! into the attempt's [`Report`](crate::Report) instead, since equal runs have equal artifacts.
+//! into the attempt's [`Report`] instead, since equal runs have equal artifacts.
 //! `docs/metrics.md` explains every name.
 
 use crate::{Report, Result};
