@@ -95,21 +95,25 @@ pub struct Global {
     pub quiet: bool,
 }
 
-/// The commands.
+/// The commands. An alias is what other tools call the same.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a config, or carry on with it: start workers and follow to the end
+    #[command(aliases = ["train", "start", "submit"])]
     Run(ConfigArgs),
     /// Evaluate the model of a config on its evaluation sets: avg@n, pass@k, by category
+    #[command(aliases = ["evaluate"])]
     Eval(ConfigArgs),
     /// Show what a config would do, in one screen; touches nothing
     Plan(PlanArgs),
     /// What runs, what waits for what, what failed
+    #[command(aliases = ["list", "ls", "ps", "runs"])]
     Status {
         /// Run id; without it, one line for every run of the store
         run: Option<String>,
     },
     /// Carry on a run from its stored plan; bindings may change
+    #[command(aliases = ["continue", "restart"])]
     Resume {
         /// Run id
         run: String,
@@ -118,6 +122,7 @@ pub enum Command {
         overrides: Vec<String>,
     },
     /// Keep looking: what `status` says, anew every two seconds, until the run ends
+    #[command(aliases = ["follow", "logs"])]
     Watch {
         /// Run id
         run: String,
@@ -131,6 +136,7 @@ pub enum Command {
         part: Option<PartId>,
     },
     /// Put a run on hold, wherever its workers are; nothing is lost
+    #[command(aliases = ["stop", "kill"])]
     Cancel {
         /// Run id
         run: String,
@@ -146,6 +152,7 @@ pub enum Command {
     /// A new run that goes on from an iteration of another one, under other keys
     Fork(ForkArgs),
     /// Look inside a run, an iteration, a stage or a part
+    #[command(aliases = ["show"])]
     Inspect(InspectArgs),
     /// Why an episode's tokens train with their advantages: the formula and its numbers,
     /// computed anew and compared with what the update read
@@ -166,6 +173,7 @@ pub enum Command {
     Compare(CompareArgs),
     /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing. With --bundle,
     /// a run's pages become one file to send or to keep
+    #[command(aliases = ["ui", "dashboard"])]
     View(ViewArgs),
     /// Talk to a policy, or have it judged: OpenAI's HTTP API over our engine
     Serve(ServeArgs),

@@ -165,7 +165,7 @@ fn a_sick_worker_hurts_itself_alone() {
         if ratio > 1.1 {
             complaints.push(format!("it took {ratio:.2} times as long"));
         }
-        if late > 0 && sickness != Sickness::Garbled {
+        if late > 0 {
             complaints.push(format!("it began {late} parts"));
         }
         if !complaints.is_empty() {

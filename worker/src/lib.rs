@@ -62,7 +62,7 @@ pub use policy_sync::{SyncOptions, sync_policies};
 pub use preemption::{Cloud, drain_on_notice};
 pub use process::{
     DRAIN_GRACE, before_threads, cores, default_queue_url, drain_on_signal, grace_of, out_of_time,
-    worker_name,
+    wait_for_signal, worker_name,
 };
 pub use run_state::{RunState, load_plan};
 pub use runtime::{WorkerOptions, run_worker};

@@ -81,17 +81,20 @@ pub async fn out_of_time(drain: &CancellationToken, limit: Option<Duration>) {
     );
 }
 
-async fn wait_for_signal() {
+/// Waits for SIGTERM or Ctrl-C.
+pub async fn wait_for_signal() {
     use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = match signal(SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(e) => {
-            tracing::warn!("SIGTERM will end the process without draining: {e}");
-            std::future::pending().await
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => _ = terminate.recv().await,
+            Err(e) => {
+                tracing::warn!("SIGTERM will end the process without draining: {e}");
+                std::future::pending().await
+            }
         }
     };
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
+        () = terminated => {}
+        Ok(()) = tokio::signal::ctrl_c() => {}
     }
 }

@@ -1,8 +1,6 @@
 //! A command line as words: which command a bare config file means, help in groups, completions.
 
 use super::{Cli, Command};
-use crate::text::quoted;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -59,63 +57,13 @@ pub fn grammar() -> clap::Command {
     ))
 }
 
-/// Words of other tools for what these commands do.
-const ELSEWHERE: [(&str, &str); 19] = [
-    ("list", "status"),
-    ("ls", "status"),
-    ("ps", "status"),
-    ("runs", "status"),
-    ("train", "run"),
-    ("start", "run"),
-    ("submit", "run"),
-    ("continue", "resume"),
-    ("restart", "resume"),
-    ("evaluate", "eval"),
-    ("test", "eval"),
-    ("stop", "cancel"),
-    ("pause", "cancel"),
-    ("kill", "cancel"),
-    ("follow", "watch"),
-    ("logs", "watch"),
-    ("show", "inspect"),
-    ("ui", "view"),
-    ("dashboard", "view"),
-];
-
-/// The error for a word that is no command; where another tool calls one so, with the line to type.
-fn known_elsewhere(
-    error: clap::Error,
-    args: &[OsString],
-    grammar: &mut clap::Command,
-) -> clap::Error {
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
-        return error;
-    };
-    let Some((_, command)) = ELSEWHERE.iter().find(|(other, _)| other == word) else {
-        return error;
-    };
-    let typed = args.iter().map(|arg| arg.to_string_lossy());
-    let line = typed.skip(1).map(|arg| match arg == word.as_str() {
-        true => (*command).to_owned(),
-        false => quoted(&arg),
-    });
-    let line: Vec<String> = line.collect();
-    let said = format!(
-        "there is no command '{word}'; did you mean `agentgym-submit {}`?",
-        line.join(" ")
-    );
-    grammar.error(ErrorKind::InvalidSubcommand, said)
-}
-
 /// Parses a command line.
 ///
 /// # Errors
 /// What clap says of it; asking for help is one too.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut grammar = grammar();
-    let args = with_run(args);
-    let matches = grammar.try_get_matches_from_mut(&args);
-    let matches = matches.map_err(|e| known_elsewhere(e, &args, &mut grammar))?;
+    let matches = grammar.try_get_matches_from_mut(with_run(args))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))?;
     let given = matches.value_source("dtype") == Some(ValueSource::CommandLine);
     if let Command::Export(args) = &mut cli.command {

@@ -161,7 +161,7 @@ async fn iteration(
     let ended = tokio::select! {
         ended = trial.wait() => Ok(ended.map_err(|e| e.to_string())?),
         () = tokio::time::sleep(LIMIT) => Err(format!("a small iteration takes more than {} s here", LIMIT.as_secs())),
-        _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
+        () = agentgym_worker::wait_for_signal() => Err("interrupted".to_owned()),
     };
     if ended.is_err() {
         // Its folder goes after it.

@@ -1,7 +1,7 @@
 //! Ctrl-C and SIGTERM: the first drains, the second aborts at once. Either way the program returns
 //! through `main`, and the run can be resumed.
 
-use tokio::signal::unix::{SignalKind, signal};
+use agentgym_worker::wait_for_signal;
 use tokio_util::sync::CancellationToken;
 
 /// What the signals received so far request.
@@ -19,29 +19,11 @@ impl Interrupts {
         let interrupts = Self::default();
         let heard = interrupts.clone();
         tokio::spawn(async move {
-            wait().await;
+            wait_for_signal().await;
             heard.drain.cancel();
-            wait().await;
+            wait_for_signal().await;
             heard.abort.cancel();
         });
         interrupts
-    }
-}
-
-async fn wait() {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => {
-                terminate.recv().await;
-            }
-            Err(e) => {
-                tracing::warn!("SIGTERM will end the process without draining: {e}");
-                std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = terminated => {}
-        Ok(()) = tokio::signal::ctrl_c() => {}
     }
 }
