@@ -237,7 +237,7 @@ impl Error {
 
     /// True if the object is blamed. The connection may have damaged the answer, so it is read
     /// again first.
-    pub fn blames_object(&self) -> bool {
+    pub(crate) fn blames_object(&self) -> bool {
         matches!(
             self,
             Self::NotFound { .. } | Self::Damaged { .. } | Self::Malformed { .. }

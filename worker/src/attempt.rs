@@ -179,14 +179,7 @@ pub(crate) async fn run(
         sources,
         (work, &mut measured),
     );
-    let made = match panics::caught(making.instrument(span.clone())).await {
-        // Whoever reads every object wrongly must not blame this one.
-        Err(Error::Storage(e)) if e.blames_object() => match bench.store.probe().await {
-            Err(own) if own.may_pass() => Err(own.into()),
-            _ => Err(e.into()),
-        },
-        made => made,
-    };
+    let made = panics::caught(making.instrument(span.clone())).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
         Ok((Committed::Won, manifest)) => {
