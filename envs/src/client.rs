@@ -58,6 +58,7 @@ impl EnvClient {
             inner: Arc::new(Inner {
                 spec,
                 attempts_max: options.attempts_max,
+                lenient_actions: options.lenient_actions,
                 pool: Pool::new(spec, urls, &options, &counters)?,
                 counters,
                 closing: watch::Sender::new(0),

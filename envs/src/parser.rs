@@ -4,6 +4,7 @@
 //! is therefore part of an environment's specification and copied exactly. Changes made by the
 //! cleaning are reported, because a lenient parser shifts scores.
 
+pub(crate) mod offered;
 pub(crate) mod tool_call;
 
 use crate::spec::calls::Tool;

@@ -16,7 +16,7 @@ fn shipped(name: &str) -> Vec<u8> {
 fn demonstrations() {
     let array = shipped("dpo/expert.json");
     survives("demonstrations", &[array], 2000, 64 << 20, |bytes| {
-        for row in parse_file("rows.json", bytes).unwrap_or_default() {
+        for row in parse_file("rows.json", bytes, None).unwrap_or_default() {
             assert!(!row.name().is_empty() || row.item_id.is_some());
         }
     });

@@ -25,6 +25,9 @@ pub(crate) struct Conversation {
     /// What the policy may call, as its chat template is given it.
     #[serde(default)]
     pub(crate) tools: Option<Value>,
+    /// `agentgym.reply_prefix` of the run: the head of every reply, which is not imitated.
+    #[serde(skip)]
+    pub(crate) reply_prefix: Option<String>,
 }
 
 /// Tokens to imitate.
@@ -54,14 +57,21 @@ impl Encoded {
 }
 
 /// Reads an AgentTraj-L file. `what` is its name in errors.
-pub(crate) fn parse_file(what: &str, bytes: &[u8]) -> Result<Vec<Conversation>> {
-    let rows: Vec<Conversation> = serde_json::from_slice(bytes).map_err(|e| {
+pub(crate) fn parse_file(
+    what: &str,
+    bytes: &[u8],
+    reply_prefix: Option<&str>,
+) -> Result<Vec<Conversation>> {
+    let mut rows: Vec<Conversation> = serde_json::from_slice(bytes).map_err(|e| {
         Error::stage(format!(
             "{what}: expected a JSON array of {{\"conversations\": [{{\"from\", \"value\", \"loss\"}}], \"item_id\", \"tools\"}}: {e}"
         ))
     })?;
     if rows.is_empty() {
         return Err(Error::stage(format!("{what}: holds no conversation")));
+    }
+    for row in &mut rows {
+        row.reply_prefix = reply_prefix.map(str::to_owned);
     }
     Ok(rows)
 }
@@ -190,7 +200,16 @@ impl Conversation {
             }
             let line = &self.conversations[at];
             if replies {
-                out.extend(&tokenizer.encode_ordinary(&line.value)?, is_trained(line));
+                let prefix = self.reply_prefix.as_deref().unwrap_or_default();
+                let (head, rest) = reply_parts(prefix, &line.value);
+                if head != prefix && is_trained(line) {
+                    return Err(bad(format!(
+                        "message {at}, a reply, does not begin with actor_rollout_ref.agentgym.reply_prefix = {prefix:?}; \
+                         leave the key out, or change the replies (a solver's by sft.sources' style)"
+                    )));
+                }
+                out.extend(&tokenizer.encode_ordinary(head)?, false);
+                out.extend(&tokenizer.encode_ordinary(rest)?, is_trained(line));
                 out.extend(&end_of_turn, is_trained(line));
             } else if at + 1 < roles.len() {
                 // A last observation without a reply has nothing to train on.
@@ -198,6 +217,15 @@ impl Conversation {
             }
         }
         Ok(out)
+    }
+}
+
+/// A reply's `agentgym.reply_prefix`, if it begins with that, and the rest: two texts, each with ids
+/// of its own.
+pub(crate) fn reply_parts<'a>(prefix: &'a str, reply: &'a str) -> (&'a str, &'a str) {
+    match reply.strip_prefix(prefix) {
+        Some(rest) => (prefix, rest),
+        None => ("", reply),
     }
 }
 
@@ -211,7 +239,7 @@ const CANDIDATES_MAX: usize = 1000;
 /// It solves none of them; or, with `overlong` `refuse`, a solution has more than `tokens_max`
 /// tokens. The error message starts with `what`.
 pub(crate) fn solved(
-    (solver, (opening, instruction)): (&dyn Solver, (&[Line], &str)),
+    (solver, (opening, instruction), reply_prefix): (&dyn Solver, (&[Line], &str), Option<&str>),
     (ids, row): (&[i64], usize),
     policy: &Policy,
     what: &str,
@@ -220,7 +248,10 @@ pub(crate) fn solved(
     let candidates = ids[row..].iter().chain(&ids[..row]).take(CANDIDATES_MAX);
     let mut solutions = candidates
         .filter_map(|id| solver.demonstrate(*id, instruction))
-        .map(|shown| Conversation::after(opening, shown));
+        .map(|shown| Conversation {
+            reply_prefix: reply_prefix.map(str::to_owned),
+            ..Conversation::after(opening, shown)
+        });
     let found = match overlong {
         OverlongRows::Refuse => {
             let first = solutions.next();
@@ -249,6 +280,7 @@ impl Conversation {
             conversations: opening.iter().cloned().chain(lines).collect(),
             item_id: Some(shown.item_id),
             tools: shown.tools,
+            reply_prefix: None,
         }
     }
 }

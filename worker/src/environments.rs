@@ -88,6 +88,7 @@ impl Environments {
             attempts_max: gym.max_retries.max(1),
             sessions_max: gym.sessions_max,
             checks_servers: gym.check_servers,
+            lenient_actions: gym.lenient_actions,
             ..ClientOptions::default()
         };
         // Several servers of one kind are given as comma-separated addresses.

@@ -63,7 +63,7 @@ impl Pair {
     }
 
     /// One of the two answers with its prompt, which is not trained on.
-    pub(crate) fn conversation(&self, chosen: bool) -> Conversation {
+    pub(crate) fn conversation(&self, chosen: bool, reply_prefix: Option<&str>) -> Conversation {
         let shown = self.prompt.iter().map(|line| Line {
             loss: Some(false),
             ..line.clone()
@@ -73,6 +73,7 @@ impl Pair {
             conversations: shown.chain(answer.iter().cloned()).collect(),
             item_id: Some(self.item_id.clone()),
             tools: self.tools.clone(),
+            reply_prefix: reply_prefix.map(str::to_owned),
         }
     }
 }
@@ -311,7 +312,7 @@ mod tests {
             too_long: 0,
         };
         assert_eq!(counts, expected);
-        let whole = pairs[0].conversation(false);
+        let whole = pairs[0].conversation(false, None);
         assert_eq!(whole.conversations[0].loss, Some(false));
         assert_eq!(whole.conversations[1].value, "worst");
     }

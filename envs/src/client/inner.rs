@@ -20,6 +20,7 @@ pub(super) struct Inner {
     pub(super) spec: &'static EnvSpec,
     pub(super) pool: Pool,
     pub(super) attempts_max: u32,
+    pub(super) lenient_actions: bool,
     pub(super) counters: Arc<Counters>,
     /// Number of closes running in the background.
     pub(super) closing: watch::Sender<usize>,

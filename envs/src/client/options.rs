@@ -19,6 +19,8 @@ pub struct ClientOptions {
     pub sessions_max: Option<usize>,
     /// Whether a server is asked which environment it is, at first and when it comes back.
     pub checks_servers: bool,
+    /// Whether a reply that names just one action on offer is read as that action.
+    pub lenient_actions: bool,
     /// After a server failed to open a session it gets no new ones for this many seconds, as long
     /// as another server answers.
     pub avoid_s: f64,
@@ -35,6 +37,7 @@ impl Default for ClientOptions {
             backoff_max_s: 8.0,
             sessions_max: None,
             checks_servers: false,
+            lenient_actions: false,
             avoid_s: 30.0,
         }
     }

@@ -10,7 +10,7 @@ use super::inner::Inner;
 use super::pool::Place;
 use super::reply::{at, unlike};
 use crate::error::EnvError;
-use crate::parser::Parsed;
+use crate::parser::{Parsed, offered::lenient};
 use crate::spec::{Actions, DoneRule, FirstObservation, Fixed, RewardRule};
 
 /// The result of a step.
@@ -178,7 +178,12 @@ impl Session {
             self.inner.counters.fault(&error);
             return Err(error);
         }
-        let parsed = spec.parse(model_text);
+        let mut parsed = spec.parse(model_text);
+        if self.inner.lenient_actions
+            && let Some(offered) = self.available_actions().await?
+        {
+            parsed = lenient(parsed, model_text, &offered);
+        }
         self.inner.counters.note(|counters| {
             counters.normalised += u64::from(parsed.normalised);
             counters.local_replies += u64::from(parsed.action.is_none());

@@ -23,6 +23,7 @@ fn quick() -> ClientOptions {
         avoid_s: 0.2,
         sessions_max: None,
         checks_servers: true,
+        lenient_actions: false,
     }
 }
 
@@ -918,4 +919,31 @@ async fn kept_sessions_are_taken_before_new_ones_are_opened() {
     }
     assert_eq!(most.load(Ordering::SeqCst), 2);
     assert_eq!((client.counters().opened, client.counters().reused), (2, 6));
+}
+
+/// Where the key is on, a reply that names one action on offer is that action; else nothing is.
+#[tokio::test]
+async fn a_reply_in_other_words_is_an_action_on_offer() {
+    for (env, text, action) in [
+        ("babyai", "I will Turn Left now.", "turn left"),
+        ("maze", "Let us MOVE UP!", "move up"),
+    ] {
+        let asked = builtin::parse(&format!("builtin:{env}"), RulesVersion::default()).unwrap();
+        let addr = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+        let serving = asked.source.serve(addr, asked.options, |_, _| {});
+        let server = serving.await.unwrap();
+        for lenient_actions in [true, false] {
+            let options = ClientOptions {
+                lenient_actions,
+                ..quick()
+            };
+            let client =
+                EnvClient::new(spec(env).unwrap(), &[server.url.clone()], options).unwrap();
+            let mut session = client.open(2).await.unwrap();
+            let step = session.step(text).await.unwrap();
+            let read = step.action.as_deref() == Some(action) && step.parsed.normalised;
+            assert_eq!(read, lenient_actions, "{env}: {step:?}");
+            session.close().await.unwrap();
+        }
+    }
 }

@@ -191,6 +191,10 @@ fn chat(config: &Config) -> Result<()> {
             gym.summary_request().is_some(),
             "actor_rollout_ref.agentgym.summary",
         ),
+        (
+            gym.reply_prefix.is_some(),
+            "actor_rollout_ref.agentgym.reply_prefix",
+        ),
     ];
     if let Some((_, key)) = useless.iter().find(|(is_set, _)| *is_set) {
         return Err(Error::value(

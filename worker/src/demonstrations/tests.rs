@@ -24,6 +24,7 @@ fn trajectory() -> Conversation {
         ],
         item_id: Some("textcraft_3".into()),
         tools: None,
+        reply_prefix: None,
     }
 }
 
@@ -93,6 +94,30 @@ fn the_tokens_are_those_of_the_template() {
 }
 
 #[test]
+fn a_reply_prefix_is_context_and_every_reply_must_have_it() {
+    let policy = policy();
+    let with = |prefix: &str| Conversation {
+        reply_prefix: Some(prefix.to_owned()),
+        ..trajectory()
+    };
+    let encoded = with("Action: ").encode(&policy, "x", 1000).unwrap();
+    let end = policy.chat().bridge().unwrap().end_of_turn;
+    let replies = ["get 1 oak log", "craft 4 oak planks using 1 oak log"];
+    let trained = replies.map(|text| format!("{text}{end}"));
+    assert_eq!(runs(&policy, &encoded, true), trained);
+    let context = runs(&policy, &encoded, false);
+    assert!(context[0].ends_with("Action: "), "{context:?}");
+    // The acknowledgement that is not trained on need not have it.
+    assert!(context[0].contains("OK. I will."), "{context:?}");
+    let wrong = with("Thought:").encode(&policy, "x", 1000).unwrap_err();
+    let wrong = wrong.to_string();
+    assert!(
+        wrong.contains("message 3") && wrong.contains("reply_prefix = \"Thought:\""),
+        "{wrong}"
+    );
+}
+
+#[test]
 fn impossible_conversations_are_named() {
     let policy = policy();
     let broken = |change: fn(&mut Vec<Line>), part: &str| {
@@ -121,14 +146,14 @@ fn impossible_conversations_are_named() {
 
 #[test]
 fn files_are_checked() {
-    let message = parse_file("demo.json", b"[{\"conversations\": 3}]")
+    let message = parse_file("demo.json", b"[{\"conversations\": 3}]", None)
         .unwrap_err()
         .to_string();
     assert!(message.contains("demo.json"), "{message}");
-    assert!(parse_file("demo.json", b"[]").is_err());
+    assert!(parse_file("demo.json", b"[]", None).is_err());
     let rows = br#"[{"item_id": "textcraft_6", "conversations": [{"from": "human", "loss": null, "value": "a"}]}]"#;
     assert_eq!(
-        parse_file("demo.json", rows).unwrap()[0].conversations[0].loss,
+        parse_file("demo.json", rows, None).unwrap()[0].conversations[0].loss,
         None
     );
 }
@@ -180,7 +205,7 @@ fn a_solution_that_is_too_long_gives_way_or_is_refused() {
         let row = longest as usize;
         let limit = (tokens_max, overlong);
         solved(
-            (&*solver, (&[], "Craft.")),
+            (&*solver, (&[], "Craft."), None),
             (&ids, row),
             &policy,
             "source row 7",

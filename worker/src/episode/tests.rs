@@ -408,6 +408,67 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
     assert_eq!(play(Some(3)).await, play(None).await);
 }
 
+/// Every reply begins with the prefix: the environment and later turns have it, and it is not trained
+/// on. A demonstration with the same replies has the same ids and mask.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_prefix_is_said_for_the_policy() {
+    const PREFIX: &str = "Action:";
+    for limit in [None, Some(1)] {
+        let player = able_player(|rules| {
+            rules.gym.reply_prefix = Some(PREFIX.to_owned());
+            rules.gym.context_turns = limit;
+        })
+        .await;
+        let tokenizer = player.text.tokenizer();
+        let prefix = tokenizer.encode_ordinary(PREFIX).unwrap();
+        let mut request = request(2, 1);
+        request.sampling.greedy = true;
+        let episode = player.begin(&request).await.unwrap();
+        episode.check().unwrap();
+        assert!(episode.turns.len() > 1);
+        for (index, turn) in episode.turns.iter().enumerate() {
+            let sequence = &episode.sequences[turn.sequence as usize];
+            let (start, end) = (turn.policy.0 as usize, turn.policy.1 as usize);
+            let before = &sequence.token_ids[..start];
+            assert!(before.ends_with(&prefix), "turn {index}");
+            assert!(sequence.loss_mask[start - prefix.len()..start] == *vec![false; prefix.len()]);
+            assert!(
+                sequence.loss_mask[start..end]
+                    .iter()
+                    .all(|sampled| *sampled)
+            );
+            assert!(turn.text.starts_with(PREFIX), "{:?}", turn.text);
+            // Earlier replies are context as they were said: prefix and sampled ids.
+            for earlier in
+                &episode.turns[limit.map_or(0, |limit| index.saturating_sub(limit))..index]
+            {
+                let of = &episode.sequences[earlier.sequence as usize].token_ids;
+                let sampled = &of[earlier.policy.0 as usize..earlier.policy.1 as usize];
+                let said = [prefix.as_slice(), sampled].concat();
+                assert!(
+                    before.windows(said.len()).any(|ids| ids == said),
+                    "turn {index}"
+                );
+            }
+        }
+        if limit.is_some() {
+            continue;
+        }
+        let told = serde_json::to_vec(&[Trajectory::of(&episode)]).unwrap();
+        let told = crate::demonstrations::parse_file("x", &told, Some(PREFIX)).unwrap();
+        let encoded = told[0].tokens(&able_policy(), "x").unwrap();
+        let sequence = &episode.sequences[0];
+        let played = encoded.token_ids.len().min(sequence.token_ids.len());
+        assert_eq!(encoded.token_ids[..played], sequence.token_ids[..played]);
+        assert_eq!(encoded.loss_mask[..played], sequence.loss_mask[..played]);
+    }
+    let player = able_player(|rules| {
+        rules.gym.reply_prefix = Some("Action:".repeat(4000));
+    });
+    let left = player.await.begin(&request(2, 0)).await.unwrap_err();
+    assert!(left.to_string().contains("no room for a reply"), "{left}");
+}
+
 /// An episode may begin with turns that nobody samples. Its prompt has the ids of the whole
 /// conversation rendered at once, and those that a demonstration with the same turns has.
 #[tokio::test(flavor = "multi_thread")]
@@ -446,7 +507,7 @@ async fn an_opening_is_context_and_the_observation_a_message_of_its_own() {
     let whole = (policy.chat()).prompt_ids(policy.tokenizer(), &messages);
     assert_eq!(sequence.token_ids[..to as usize], whole.unwrap());
     let told = serde_json::to_vec(&[Trajectory::of(&episode)]).unwrap();
-    let told = crate::demonstrations::parse_file("x", &told).unwrap();
+    let told = crate::demonstrations::parse_file("x", &told, None).unwrap();
     let encoded = told[0].tokens(policy, "x").unwrap();
     assert_eq!(
         encoded.token_ids[..to as usize],
@@ -595,6 +656,10 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
         });
     };
     let tight: fn(&mut Rules) = |rules| rules.response_tokens_max = 60;
+    let begun: fn(&mut Rules) = |rules| {
+        rules.gym.reply_prefix = Some("Action:".to_owned());
+        rules.gym.context_turns = Some(2);
+    };
     let mut rewards = Vec::new();
     for (what, change) in [
         ("plain", plain),
@@ -602,6 +667,7 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
         ("noting", noting),
         ("summing", summing),
         ("tight", tight),
+        ("begun", begun),
     ] {
         for sample in 0..3 {
             let mut player = afresh(able_player(change).await);

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::blocking::blocking;
+use crate::demonstrations::reply_parts;
 use agentgym_model::{Message, PolicyText, Role};
 use tokio::sync::Semaphore;
 
@@ -17,6 +18,7 @@ static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 pub(super) fn prompt_ids(
     policy: &PolicyText,
     messages: &[String],
+    reply_prefix: &str,
     ids_max: usize,
 ) -> agentgym_model::Result<Option<Vec<u32>>> {
     let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
@@ -26,7 +28,9 @@ pub(super) fn prompt_ids(
         let more = match index {
             0 => chat.prompt_ids_within(tokenizer, &[Message::new(Role::User, text)], left)?,
             _ if index % 2 == 1 => {
-                let mut reply = tokenizer.encode_ordinary(text)?;
+                let (head, rest) = reply_parts(reply_prefix, text);
+                let mut reply = tokenizer.encode_ordinary(head)?;
+                reply.extend(tokenizer.encode_ordinary(rest)?);
                 reply.push(chat.end_of_turn_id(tokenizer)?);
                 Some(reply)
             }

@@ -44,6 +44,8 @@ pub(super) struct Transcript {
     prompt: Vec<u32>,
     turns: Vec<Vec<u32>>,
     context_turns: Option<usize>,
+    /// Ids of `agentgym.reply_prefix`.
+    prefix: Vec<u32>,
     /// The request for a summary, if summaries are used.
     summary: Option<String>,
     summaries: Vec<ContextSummary>,
@@ -57,7 +59,7 @@ pub(super) struct Transcript {
 
 /// A message that the policy sampled, and its place in the last sequence.
 struct Sampled {
-    /// From the end of the previous message to the start of this one.
+    /// From the end of the previous message to the first id of this one that was sampled.
     context: (u32, u32),
     policy: (u32, u32),
     token_ids: Vec<u32>,
@@ -86,10 +88,12 @@ impl Transcript {
             false => Vec::new(),
         };
         let text = player.text_for(&request.task.env).clone();
+        let begins = rules.gym.reply_prefix.clone().unwrap_or_default();
         let ids = off_thread(&text, prompt.len(), move |policy| {
-            prompt_ids(policy, &told, ids_max)
+            let prefix = policy.tokenizer().encode_ordinary(&begins)?;
+            Ok((prompt_ids(policy, &told, &begins, ids_max)?, prefix))
         });
-        let Some(ids) = ids.await? else {
+        let (Some(ids), prefix) = ids.await? else {
             let why = format!(
                 "task {}: its prompt of {} bytes has more than {ids_max} tokens, which is more than \
                  data.max_prompt_length and actor_rollout_ref.rollout.max_model_len",
@@ -103,7 +107,7 @@ impl Transcript {
         // the response. The total never exceeds both limits together.
         let both = ids.len().min(prompt_max) + response_max;
         let tokens_max = rules.context_tokens_max.min(both);
-        if ids.len() >= tokens_max {
+        if ids.len() + prefix.len() >= tokens_max {
             let limit = match both < rules.context_tokens_max {
                 true => format!(
                     "data.max_prompt_length = {prompt_max} and data.max_response_length = {response_max} leave"
@@ -127,6 +131,7 @@ impl Transcript {
             prompt: Vec::new(),
             turns: Vec::new(),
             context_turns: rules.gym.context_turns,
+            prefix,
             summary: rules.gym.summary_request().map(str::to_owned),
             summaries: Vec::new(),
             turns_here: 0,
@@ -215,7 +220,7 @@ impl Transcript {
             let policy = &self.text;
             let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room for the request and the summary.
-            let reserve = 2 * self.turn_tokens_max + alone.len();
+            let reserve = self.prefix.len() + 2 * self.turn_tokens_max + alone.len();
             let fitting =
                 ids.filter(|ids| !due && self.len() + ids.len() + reserve <= self.tokens_max);
             let Some(ids) = fitting else {
@@ -240,10 +245,11 @@ impl Transcript {
             }
             _ => None,
         };
-        let fits = match &seen {
-            Some(seen) => seen.len() < self.tokens_max,
-            None => self.len() + ids.len() < self.tokens_max,
+        let seen_len = match &seen {
+            Some(seen) => seen.len(),
+            None => self.len() + ids.len(),
         };
+        let fits = seen_len + self.prefix.len() < self.tokens_max;
         match seen {
             _ if !fits => {}
             None => self.append_context(&ids),
@@ -264,9 +270,9 @@ impl Transcript {
     ) -> Result<bool> {
         let ended = last.finish == Finish::Eos;
         let asked = self.ids(ended, asked).await?;
-        let asked = asked
-            .filter(|ids| self.len() + ids.len() + self.turn_tokens_max <= self.tokens_max)
-            .unwrap_or_else(|| alone.to_vec());
+        let fits =
+            |ids: &Vec<u32>| self.len() + ids.len() + self.turn_tokens_max <= self.tokens_max;
+        let asked = asked.filter(fits).unwrap_or_else(|| alone.to_vec());
         if self.len() + asked.len() >= self.tokens_max {
             return Ok(false);
         }
@@ -286,7 +292,7 @@ impl Transcript {
             return Ok(false);
         };
         let ids = [self.prompt.as_slice(), &told.token_ids, &seen].concat();
-        let fits = ids.len() < self.tokens_max;
+        let fits = ids.len() + self.prefix.len() < self.tokens_max;
         if fits {
             self.begin(&ids);
         }
@@ -310,18 +316,23 @@ impl Transcript {
         tape: &mut Tape,
         turn: u32,
     ) -> Result<Option<Turn>> {
+        if self.len() + self.prefix.len() >= self.tokens_max {
+            return Ok(None);
+        }
+        self.append_context(&self.prefix.clone());
         let Some(said) = self.generate(player, request, tape, turn).await? else {
             return Ok(None);
         };
         self.turns_here += 1;
         if self.context_turns.is_some() && self.summary.is_none() {
-            self.turns.push(said.token_ids);
+            self.turns
+                .push([self.prefix.as_slice(), &said.token_ids].concat());
         }
         Ok(Some(Turn {
             sequence: self.sequences.len() as u32 - 1,
             context: said.context,
             policy: said.policy,
-            text: said.text,
+            text: player.rules.gym.reply_prefix.clone().unwrap_or_default() + &said.text,
             action: None,
             parse: Parse::Invalid,
             observation: String::new(),

@@ -191,7 +191,13 @@ pub(super) fn encoded(plan: &Plan, pair: &Pair, policy: &Policy) -> Result<[Enco
         } else {
             "rejected answer"
         };
-        let conversation = pair.conversation(chosen);
+        let prefix = plan
+            .config
+            .actor_rollout_ref
+            .agentgym
+            .reply_prefix
+            .as_deref();
+        let conversation = pair.conversation(chosen, prefix);
         conversation.encode_below(policy, what, (KEY, limit))
     };
     Ok([encode(true)?, encode(false)?])

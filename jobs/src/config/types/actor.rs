@@ -176,6 +176,8 @@ pub struct AgentGym {
     pub fault_share_max: f64,
     pub instruction: Option<String>,
     pub record_actions: bool,
+    pub reply_prefix: Option<String>,
+    pub lenient_actions: bool,
     pub style: Option<PromptText>,
     pub context_turns: Option<usize>,
     pub summary: Option<PromptText>,

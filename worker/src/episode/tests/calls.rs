@@ -88,7 +88,7 @@ async fn tools_stand_at_the_head_and_answers_are_tool_messages() {
     // What is exported begins with the same ids when it is read again.
     assert_eq!(episode.tools().len(), 4);
     let told = serde_json::to_vec(&[Trajectory::of(&episode)]).unwrap();
-    let told = crate::demonstrations::parse_file("x", &told).unwrap();
+    let told = crate::demonstrations::parse_file("x", &told, None).unwrap();
     let from: Vec<&str> = told[0]
         .conversations
         .iter()
@@ -173,7 +173,7 @@ fn a_row_with_answers_of_tools_names_the_tools() {
             r#"[{{"conversations": [{{"from": "human", "value": "a"}}, {{"from": "gpt", "value": "b"}},
                 {{"from": "tool", "value": "c"}}, {{"from": "gpt", "value": "d"}}]{tools}}}]"#
         );
-        let rows = crate::demonstrations::parse_file("x", row.as_bytes()).unwrap();
+        let rows = crate::demonstrations::parse_file("x", row.as_bytes(), None).unwrap();
         rows[0]
             .tokens(&policy, "x row 0")
             .map(|_| ())
@@ -190,7 +190,7 @@ fn a_row_with_answers_of_tools_names_the_tools() {
         r#"[{{"conversations": [{{"from": "tool", "value": "c"}}, {{"from": "human", "value": "a"}},
             {{"from": "gpt", "value": "b"}}]{tool}}}]"#
     );
-    let early = crate::demonstrations::parse_file("x", early.as_bytes()).unwrap();
+    let early = crate::demonstrations::parse_file("x", early.as_bytes(), None).unwrap();
     let message = early[0].tokens(&policy, "x").unwrap_err().to_string();
     assert!(message.contains("message 0 is from `tool`"), "{message}");
     let message = row(r#", "tools": "get""#).unwrap_err();

@@ -49,7 +49,13 @@ pub(super) async fn write(
         let key = format!("sft.{list}[{index}].file");
         let what = format!("{key} {file}");
         let bytes = read(key, file).await?;
-        let rows = parse_file(&what, &bytes)?;
+        let prefix = plan
+            .config
+            .actor_rollout_ref
+            .agentgym
+            .reply_prefix
+            .as_deref();
+        let rows = parse_file(&what, &bytes, prefix)?;
         if let Some(planned) = source.rows.filter(|planned| *planned != rows.len()) {
             return Err(Error::stage(format!(
                 "{what}: has {} rows, it had {planned} when the run was planned; put the file back, or start a new run",
@@ -162,6 +168,13 @@ async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair
         option: "dpo.overlong=leave_out",
     };
     let (policy, patience) = (Arc::clone(policy), Patience::of(context));
+    let prefix = context
+        .plan
+        .config
+        .actor_rollout_ref
+        .agentgym
+        .reply_prefix
+        .clone();
     let all = pairs.len();
     let kept = blocking(move || {
         let mut kept = Vec::with_capacity(pairs.len());
@@ -169,7 +182,7 @@ async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair
             patience.check()?;
             let mut fits = true;
             for chosen in [true, false] {
-                let answer = pair.conversation(chosen);
+                let answer = pair.conversation(chosen, prefix.as_deref());
                 fits &= limit.fits(&policy, &answer, pair.from(chosen))?;
             }
             kept.extend(fits.then_some(pair));

@@ -65,6 +65,7 @@ pub(super) enum Content {
         ids: Vec<i64>,
         /// The turns and the text that conversations begin with.
         head: (Vec<Line>, String),
+        reply_prefix: Option<String>,
     },
     /// Sampled sequences, whose tokens are never encoded again (I6).
     Sampled(Vec<Encoded>),
@@ -93,10 +94,16 @@ impl Content {
         match self {
             Self::File(rows) => Self::File(those(rows, keeps, side)),
             Self::Sampled(rows) => Self::Sampled(those(rows, keeps, side)),
-            Self::Solver { solver, ids, head } => Self::Solver {
+            Self::Solver {
+                solver,
+                ids,
+                head,
+                reply_prefix,
+            } => Self::Solver {
                 solver: Arc::clone(solver),
                 ids: those(ids, keeps, side),
                 head: head.clone(),
+                reply_prefix: reply_prefix.clone(),
             },
         }
     }
@@ -336,10 +343,14 @@ async fn content(
     match (&given.file, &given.env, &given.ids) {
         (Some(file), ..) => {
             let bytes = inputs.bytes("init", artifact).await?;
-            Ok(Content::File(parse_file(
-                &format!("{key}.file {file}"),
-                &bytes,
-            )?))
+            let prefix = plan
+                .config
+                .actor_rollout_ref
+                .agentgym
+                .reply_prefix
+                .as_deref();
+            let rows = parse_file(&format!("{key}.file {file}"), &bytes, prefix)?;
+            Ok(Content::File(rows))
         }
         (None, Some(env), Some(ids)) => {
             solver(plan, key, env, ids.resolve(key)?, given.style.as_deref())
@@ -402,10 +413,11 @@ impl Source {
                 solver,
                 ids,
                 head: (opening, instruction),
+                reply_prefix,
             } => {
                 let limit = (tokens_max, overlong);
                 solved(
-                    (&**solver, (opening, instruction)),
+                    (&**solver, (opening, instruction), reply_prefix.as_deref()),
                     (ids, row),
                     policy,
                     &what,
@@ -488,5 +500,6 @@ fn solver(
         solver,
         ids,
         head: (opening.iter().map(Line::of).collect(), instruction),
+        reply_prefix: plan.config.actor_rollout_ref.agentgym.reply_prefix.clone(),
     })
 }

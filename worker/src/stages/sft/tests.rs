@@ -19,6 +19,7 @@ fn rows(count: usize) -> Vec<Conversation> {
             ],
             item_id: None,
             tools: None,
+            reply_prefix: None,
         })
         .collect()
 }
