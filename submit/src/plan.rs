@@ -1,5 +1,6 @@
 //! What `plan` says of a run before it starts: its screen, and the counts, sizes and memory on it.
 
+pub(crate) mod advice;
 pub(crate) mod check;
 pub(crate) mod device;
 pub mod measured;

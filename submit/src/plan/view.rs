@@ -1,6 +1,7 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
+use crate::plan::advice::advice;
 use crate::plan::device::{Gpu, GpuMemory};
 use crate::plan::measured::Measured;
 use crate::plan::memory::Memory;
@@ -149,7 +150,8 @@ impl<'a> PlanView<'a> {
                     });
                     let parameters = count(narrow(m.parameters));
                     format!(
-                        "{path}, {parameters} parameters{}{}",
+                        "{path}, {parameters} parameters ({} in f32){}{}",
+                        bytes(narrow(m.parameters * 4)),
                         adapter.unwrap_or_default(),
                         self.made_elsewhere().unwrap_or_default()
                     )
@@ -261,6 +263,9 @@ impl<'a> PlanView<'a> {
         );
         if !self.unused.is_empty() {
             line("not used", self.unused.join(", "));
+        }
+        for advice in self.model.iter().flat_map(|model| advice(plan, model)) {
+            line("better", advice);
         }
         for note in self.notes {
             line("note", note.clone());
@@ -433,7 +438,7 @@ impl<'a> PlanView<'a> {
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
             "tokens_per_sequence_max": plan.context_tokens(), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
+            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "better": self.model.iter().flat_map(|model| advice(plan, model)).collect::<Vec<_>>(), "kl": self.kl_text(),
         })
     }
 }
