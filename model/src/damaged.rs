@@ -72,6 +72,22 @@ fn gguf_files_and_configs_for_candle() {
 }
 
 #[test]
+fn gguf_files_to_import() {
+    let sketch = crate::gguf::tests::Sketch::of(&crate::tests::tiny_policy());
+    let dir = tempfile::tempdir().unwrap();
+    let (file, to) = (dir.path().join("m.gguf"), dir.path().join("to"));
+    let mut imported = 0;
+    survives("m.gguf", &[sketch.bytes()], 600, 64 << 20, |bytes| {
+        std::fs::write(&file, bytes).unwrap();
+        if crate::gguf::import(&file, &to, crate::Dtype::F32, &mut |_, _| ()).is_ok() {
+            imported += 1;
+            std::fs::remove_dir_all(&to).unwrap();
+        }
+    });
+    assert!(imported > 10, "{imported}");
+}
+
+#[test]
 fn adapter_configs() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = [std::fs::read(fixtures().join("lora-tiny/adapter_config.json")).unwrap()];

@@ -77,7 +77,7 @@ pub struct Global {
     #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
     /// What products read: f32, or bf16, which is faster and less exact, on a GPU or a processor
-    /// with AMX or AVX-512 BF16. Given to export: the number format of the weights that it writes
+    /// with AMX or AVX-512 BF16. Given to export or import: the number format of the weights that it writes
     #[arg(
         long,
         global = true,
@@ -180,6 +180,8 @@ pub enum Command {
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
     /// or a run's episodes as conversations to train on
     Export(ExportArgs),
+    /// Make a model's folder of a GGUF file, which every other command takes
+    Import(ImportArgs),
     /// What a model's folder holds, whether it is whole, and what can be done with it here
     CheckModel {
         /// A folder in Hugging Face's layout, or the hub id of a model in the hub tools' cache
@@ -331,6 +333,21 @@ pub struct ExportArgs {
         allow_negative_numbers = true
     )]
     pub reward_min: Option<f64>,
+}
+
+/// What to import.
+#[derive(Debug, Clone, Args)]
+pub struct ImportArgs {
+    /// A model of the families that train here, in one GGUF file
+    #[arg(value_name = "FILE.gguf")]
+    pub file: PathBuf,
+    /// Folder to write; must be empty or new
+    #[arg(long, value_name = "DIR")]
+    pub to: PathBuf,
+    /// `--dtype`, where it was given: f32 or bf16. Its environment variable is about computing and
+    /// does not count here.
+    #[arg(skip)]
+    pub save_dtype: Dtype,
 }
 
 /// What to write to the hub.

@@ -24,7 +24,7 @@
 //! smaller files (`--shard-size`) are asked for; the adapter and the optimizer's state are always f32.
 
 mod episodes;
-mod folder;
+pub(crate) mod folder;
 mod lessons;
 mod wanted;
 

@@ -18,6 +18,7 @@ pub mod evaluation;
 pub mod export;
 mod fork;
 mod hub;
+mod import;
 mod inspect;
 pub mod keys_view;
 pub mod metrics;
@@ -119,6 +120,7 @@ async fn command(cli: &Cli) -> Result<()> {
             serve::serve(run, args, global).await
         }
         Command::Export(args) => export(args, global).await,
+        Command::Import(args) => import::import(args, global).await,
         Command::CheckModel { folder } => check_model::check_model(folder, global),
         Command::Pull { id, revision } => hub::pull(id, revision.as_deref(), global).await,
         Command::Push(args) => hub::push(args, global).await,

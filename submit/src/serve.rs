@@ -6,7 +6,7 @@ use crate::run::signals::Interrupts;
 use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::policy_of;
-use agentgym_model::{Device, Policy};
+use agentgym_model::{Device, Policy, gguf_at, import_line};
 use agentgym_serve::{ServeOptions, ServedPolicy, start};
 use agentgym_worker::SERVER_KEY_VARIABLE as KEY_VARIABLE;
 use serde_json::json;
@@ -86,6 +86,13 @@ pub(crate) fn is_folder(given: &str) -> Result<bool> {
         return Ok(true);
     }
     let shown = path.display();
+    if let Some(file) = gguf_at(path) {
+        return Err(Error::Usage(format!(
+            "{} is a GGUF file, which is not served; {}",
+            file.display(),
+            import_line(&file)
+        )));
+    }
     if path.is_dir() {
         return Err(Error::Usage(format!(
             "{shown} is no model's folder: it has no config.json. Give one in Hugging Face's layout, or a run \

@@ -13,6 +13,8 @@ use std::time::Duration;
 /// Time between updates: on a terminal, and elsewhere.
 const BAR_EVERY: Duration = Duration::from_millis(200);
 const LINE_EVERY: Duration = Duration::from_secs(10);
+/// What takes less says nothing.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// Bytes that a command reads or moves, as its user sees them.
 pub(crate) struct Transfer {
@@ -52,8 +54,8 @@ impl Transfer {
             Some(_) => BAR_EVERY,
             None => LINE_EVERY,
         };
-        let mut tick = tokio::time::interval(period);
-        tick.tick().await;
+        let first = tokio::time::Instant::now() + period.min(SILENT);
+        let mut tick = tokio::time::interval_at(first, period);
         loop {
             tick.tick().await;
             let done = self.bytes.done.load(Ordering::Relaxed);

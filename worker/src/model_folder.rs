@@ -2,6 +2,7 @@
 //! Nothing is downloaded; if no model is found, the error names the searched places and the
 //! command that fetches it.
 
+use agentgym_model::{gguf_at, import_line};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -30,11 +31,10 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     }
     let looked = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let looked = looked.display();
-    if folder.exists() && path.ends_with(".gguf") {
+    if let Some(file) = gguf_at(folder) {
         return Err(format!(
-            "{looked} is a GGUF file, and no folder; give the folder of the model that it was \
-             made from, with config.json and model.safetensors; or, for actor_rollout_ref.rollout.engine=candle, \
-             the folder that holds this file alone and the tokenizer of that model"
+            "{looked} is a GGUF file, and no folder; {}",
+            import_line(&file)
         ));
     }
     if folder.exists() {

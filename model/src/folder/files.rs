@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
@@ -40,14 +40,41 @@ pub(crate) fn other_format(dir: &Path) -> Option<String> {
         let is = |start: &str, end: &str| name.starts_with(start) && name.ends_with(end);
         let (.., format) = (OTHER_FORMATS.iter()).find(|(start, end, _)| is(start, end))?;
         Some(format!(
-            "holds {name}, weights in the format {format}, which is not read; give a folder with \
-             config.json and model.safetensors{}",
+            "holds {name}, weights in the format {format}, which is not read; {}",
             match *format {
-                "GGUF" => ", or evaluate it with actor_rollout_ref.rollout.engine=candle",
-                _ => "",
+                "GGUF" => import_line(&dir.join(name)),
+                _ => "give a folder with config.json and model.safetensors".to_owned(),
             }
         ))
     })
+}
+
+/// The GGUF file that a path names, itself or as one in its folder.
+pub fn gguf_at(path: &Path) -> Option<PathBuf> {
+    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|end| end == "gguf");
+    if !path.is_dir() {
+        return Some(path.to_owned()).filter(|path| is_gguf(path) && path.exists());
+    }
+    let entries = std::fs::read_dir(path).ok()?.flatten();
+    entries.map(|entry| entry.path()).filter(is_gguf).min()
+}
+
+/// What to say of a GGUF file where a model's folder is wanted.
+pub fn import_line(file: &Path) -> String {
+    let quoted = |path: &Path| {
+        let word = path.display().to_string();
+        let is_plain = |c: char| c.is_alphanumeric() || "/:.-_=@%+,".contains(c);
+        match word.chars().all(is_plain) {
+            true => word,
+            false => format!("'{}'", word.replace('\'', r"'\''")),
+        }
+    };
+    let to = Path::new(file.file_stem().unwrap_or_default());
+    format!(
+        "`agentgym-submit import {} --to {}` makes a model's folder of it",
+        quoted(file),
+        quoted(to)
+    )
 }
 
 /// Reads a file whole.

@@ -96,16 +96,21 @@ impl Layout {
             Some((dtype, _)) => numbers(dtype, &bytes).map_err(bad)?,
             None => Vec::new(),
         };
-        if self.dtype == Dtype::F32 {
-            return Ok(found.into_iter().flat_map(f32::to_le_bytes).collect());
-        }
-        let rounded: Vec<bf16> = found.iter().map(|&x| bf16::from_f32(x)).collect();
-        match rounded.iter().position(|x| !x.is_finite()) {
-            None => Ok(rounded.into_iter().flat_map(bf16::to_le_bytes).collect()),
-            Some(at) => Err(bad(format!(
-                "number {at} is {}, which is beyond bf16; write f32",
-                found[at]
-            ))),
-        }
+        encoded(self.dtype, &found).map_err(bad)
+    }
+}
+
+/// The bytes of numbers in a format.
+pub(crate) fn encoded(dtype: Dtype, numbers: &[f32]) -> Result<Vec<u8>, String> {
+    if dtype == Dtype::F32 {
+        return Ok(numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
+    }
+    let rounded: Vec<bf16> = numbers.iter().map(|&x| bf16::from_f32(x)).collect();
+    match rounded.iter().position(|x| !x.is_finite()) {
+        None => Ok(rounded.into_iter().flat_map(bf16::to_le_bytes).collect()),
+        Some(at) => Err(format!(
+            "number {at} is {}, which is beyond bf16; write f32",
+            numbers[at]
+        )),
     }
 }

@@ -23,6 +23,7 @@ pub(super) const GROUPS: [(&str, &[&str]); 5] = [
         &[
             "serve",
             "export",
+            "import",
             "check-model",
             "pull",
             "push",
@@ -66,8 +67,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     let matches = grammar.try_get_matches_from_mut(with_run(args))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))?;
     let given = matches.value_source("dtype") == Some(ValueSource::CommandLine);
-    if let Command::Export(args) = &mut cli.command {
-        args.save_dtype = given.then_some(cli.global.dtype);
+    let save_dtype = given.then_some(cli.global.dtype);
+    match &mut cli.command {
+        Command::Export(args) => args.save_dtype = save_dtype,
+        Command::Import(args) => args.save_dtype = save_dtype.unwrap_or_default(),
+        _ => {}
     }
     Ok(cli)
 }

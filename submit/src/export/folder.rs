@@ -89,7 +89,7 @@ pub(super) async fn policy(
     Ok(())
 }
 
-pub(super) fn check_free(to: &Path) -> Result<()> {
+pub(crate) fn check_free(to: &Path) -> Result<()> {
     let taken = match std::fs::read_dir(to) {
         Ok(mut inside) => inside.next().is_some(),
         Err(e) => e.kind() != std::io::ErrorKind::NotFound,
