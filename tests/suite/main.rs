@@ -28,6 +28,7 @@ mod forks;
 mod glossary;
 mod gpu_check;
 mod hostile;
+mod import;
 mod key_names;
 mod limits;
 mod memory;
