@@ -57,6 +57,7 @@ said verify 0 verify r
 said export 0 export r --iteration 2 --to "$scratch/export"
 said export_trajectories 0 export r --trajectories "$scratch/trajectories.json"
 said check_model 0 check-model models/base
+said import 0 import tests/fixtures/qwen2-tiny.gguf --to "$scratch/imported"
 mkdir "$scratch/other"
 cp models/base/model.safetensors "$scratch/other"
 printf '{"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "num_hidden_layers": 2}' \
