@@ -13,10 +13,9 @@ mod vocabulary;
 use self::config::Described;
 use self::file::{GgufFile, Place};
 use crate::dtype::Dtype;
-use crate::folder::layout::encoded;
+use crate::folder::layout::{Layout, encoded, write_tensors};
 use crate::folder::names::CONFIG;
-use crate::folder::shards::{self, SHARD_BYTES_MAX};
-use crate::folder::tensor_file::{self, Listed};
+use crate::folder::shards::SHARD_BYTES_MAX;
 use crate::policy_text::GENERATION_CONFIG;
 use crate::{Error, Result, Tokenizer};
 use std::collections::BTreeMap;
@@ -139,45 +138,36 @@ fn write_weights(
     to: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<u64> {
-    let listed: Vec<Listed> = (described.places.iter())
-        .map(|(name, place)| Listed {
-            name: name.clone(),
-            dtype: match dtype {
-                Dtype::F32 => safetensors::Dtype::F32,
-                Dtype::Bf16 => safetensors::Dtype::BF16,
-            },
-            shape: place.sizes.iter().rev().copied().collect(),
-            bytes: place.numbers() * dtype.bytes(),
-        })
-        .collect();
-    let sizes: Vec<_> = listed.iter().map(|t| (t.name.as_str(), t.bytes)).collect();
-    let all: u64 = listed.iter().map(|tensor| tensor.bytes as u64).sum();
+    let layout = Layout {
+        dtype,
+        shard_bytes_max: SHARD_BYTES_MAX,
+    };
+    let shape = |place: &Place| place.sizes.iter().rev().copied().collect();
+    let tensors = described.places.iter();
+    let tensors = tensors.map(|(name, place)| (name.clone(), shape(place)));
+    let all: usize = described.places.values().map(Place::numbers).sum();
+    let all = (all * dtype.bytes()) as u64;
     let (from, mut done) = (file.path.clone(), 0);
-    let format = [("format", "pt".to_owned())];
-    shards::write((to, "model"), &sizes, SHARD_BYTES_MAX, |path, shard| {
-        tensor_file::write(path, &listed[shard], &format, |tensor, out| {
-            let place = &described.places[&tensor.name];
-            let projects = ["q_proj.weight", "k_proj.weight"];
-            let turned = projects.iter().any(|end| tensor.name.ends_with(end));
-            let head = (turned && described.interleaved).then_some(described.config.head_dim);
-            pieces(file, place, head, &mut |numbers| {
-                let bytes = match numbers.iter().find(|number| !number.is_finite()) {
-                    Some(number) => Err(format!("holds {number}; take another file of this model")),
-                    None => encoded(dtype, numbers),
-                };
-                let bytes = bytes.map_err(|message| Error::Tensor {
-                    path: from.clone(),
-                    tensor: tensor.name.clone(),
-                    message,
-                })?;
-                out.write_all(&bytes).map_err(Error::io(path))?;
-                done += bytes.len() as u64;
-                progress(done, all);
-                Ok(())
-            })
+    write_tensors(to, layout, tensors.collect(), &mut |path, name, out| {
+        let projects = ["q_proj.weight", "k_proj.weight"];
+        let turned = described.interleaved && projects.iter().any(|end| name.ends_with(end));
+        let head = turned.then_some(described.config.head_dim);
+        pieces(file, &described.places[name], head, &mut |numbers| {
+            let bytes = match numbers.iter().find(|number| !number.is_finite()) {
+                Some(number) => Err(format!("holds {number}; take another file of this model")),
+                None => encoded(dtype, numbers),
+            };
+            let bytes = bytes.map_err(|message| Error::Tensor {
+                path: from.clone(),
+                tensor: name.to_owned(),
+                message,
+            })?;
+            out.write_all(&bytes).map_err(Error::io(path))?;
+            done += bytes.len() as u64;
+            progress(done, all);
+            Ok(())
         })
-    })?;
-    Ok(all)
+    })
 }
 
 /// Gives the numbers of a tensor to `take`, some rows at a time. `head`: rows of a head, of which the file has

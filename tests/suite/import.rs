@@ -154,7 +154,7 @@ fn what_cannot_be_imported_leaves_nothing() {
     scene.write("gemma.gguf", &family);
     let before = inside(scene.folder());
     for (file, words) in [
-        ("cut.gguf", ["cut.gguf is damaged", "copy the file again"]),
+        ("cut.gguf", ["cut.gguf: is damaged", "copy the file again"]),
         ("other.gguf", ["other.gguf", "is no GGUF file"]),
         ("gemma.gguf", ["\"gemma\"", "llama, qwen2, qwen3"]),
         ("nowhere.gguf", ["nowhere.gguf", "No such file"]),

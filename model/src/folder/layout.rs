@@ -1,7 +1,8 @@
 //! A model's folder written again for other programs: weights in another number format or in
 //! smaller files, one tensor in memory at a time.
 
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
 use half::bf16;
@@ -51,34 +52,17 @@ impl Layout {
 
     fn write_weights(&self, files: &mut WeightFiles, to: &Path) -> Result<()> {
         let names: Vec<String> = files.names().map(str::to_owned).collect();
-        let mut listed = Vec::new();
+        let mut tensors = Vec::new();
         for name in names {
             let file = files.file_of(&name);
             let shape = file.and_then(|file| Some(file.info(&name)?.1.to_vec()));
-            let shape = shape.unwrap_or_default();
-            listed.push(Listed {
-                dtype: match self.dtype {
-                    Dtype::F32 => safetensors::Dtype::F32,
-                    Dtype::Bf16 => safetensors::Dtype::BF16,
-                },
-                bytes: shape.iter().product::<usize>() * self.dtype.bytes(),
-                name,
-                shape,
-            });
+            tensors.push((name, shape.unwrap_or_default()));
         }
-        let sizes: Vec<_> = listed.iter().map(|t| (t.name.as_str(), t.bytes)).collect();
-        let format = [("format", "pt".to_owned())];
-        shards::write(
-            (to, "model"),
-            &sizes,
-            self.shard_bytes_max,
-            |path, shard| {
-                tensor_file::write(path, &listed[shard], &format, |tensor, out| {
-                    let bytes = self.bytes(files, &tensor.name)?;
-                    out.write_all(&bytes).map_err(Error::io(path))
-                })
-            },
-        )
+        write_tensors(to, *self, tensors, &mut |path, tensor, out| {
+            let bytes = self.bytes(files, tensor)?;
+            out.write_all(&bytes).map_err(Error::io(path))
+        })?;
+        Ok(())
     }
 
     /// The bytes of a tensor in this format.
@@ -98,6 +82,39 @@ impl Layout {
         };
         encoded(self.dtype, &found).map_err(bad)
     }
+}
+
+/// Writes the weights of a folder: tensors of these names, sorted, and shapes, of which `data` writes the bytes.
+/// Gives how many bytes they have.
+pub(crate) fn write_tensors(
+    to: &Path,
+    layout: Layout,
+    tensors: Vec<(String, Vec<usize>)>,
+    data: &mut dyn FnMut(&Path, &str, &mut BufWriter<File>) -> Result<()>,
+) -> Result<u64> {
+    let listed = tensors.into_iter().map(|(name, shape)| Listed {
+        dtype: match layout.dtype {
+            Dtype::F32 => safetensors::Dtype::F32,
+            Dtype::Bf16 => safetensors::Dtype::BF16,
+        },
+        bytes: shape.iter().product::<usize>() * layout.dtype.bytes(),
+        name,
+        shape,
+    });
+    let listed: Vec<Listed> = listed.collect();
+    let sizes: Vec<_> = listed.iter().map(|t| (t.name.as_str(), t.bytes)).collect();
+    let format = [("format", "pt".to_owned())];
+    shards::write(
+        (to, "model"),
+        &sizes,
+        layout.shard_bytes_max,
+        |path, shard| {
+            tensor_file::write(path, &listed[shard], &format, |tensor, out| {
+                data(path, &tensor.name, out)
+            })
+        },
+    )?;
+    Ok(listed.iter().map(|tensor| tensor.bytes as u64).sum())
 }
 
 /// The bytes of numbers in a format.

@@ -28,6 +28,29 @@ pub(super) enum Value {
     List(Vec<Value>),
 }
 
+impl Value {
+    pub(super) fn text(&self) -> Option<&str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(super) fn whole(&self) -> Option<i64> {
+        match self {
+            Value::Whole(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    pub(super) fn real(&self) -> Option<f64> {
+        match self {
+            Value::Real(number) => Some(*number),
+            other => other.whole().map(|number| number as f64),
+        }
+    }
+}
+
 /// Where a tensor lies in the file.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
@@ -144,48 +167,48 @@ impl GgufFile {
     }
 
     fn wrong(&self, key: &str, wanted: &str) -> Error {
-        match self.value(key) {
-            None => self.bad(format!(
-                "{key} is missing, {wanted}; take another file of this model"
-            )),
-            Some(_) => self.bad(format!(
-                "{key} is not {wanted}; take another file of this model"
-            )),
-        }
+        let found = match self.value(key) {
+            None => "missing",
+            Some(_) => "not what belongs there",
+        };
+        self.bad(format!(
+            "{key} is {found}, {wanted}; take another file of this model"
+        ))
+    }
+
+    /// What `take` takes a value for, which is called `wanted`.
+    fn get<'a, T>(
+        &'a self,
+        key: &str,
+        wanted: &str,
+        take: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.values.get(key) else {
+            return Ok(None);
+        };
+        let taken = take(value).ok_or_else(|| self.wrong(key, wanted))?;
+        Ok(Some(taken))
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<&str>> {
-        match self.value(key) {
-            None => Ok(None),
-            Some(Value::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(self.wrong(key, "a text")),
-        }
+        self.get(key, "a text", Value::text)
     }
 
     pub(super) fn switch(&self, key: &str) -> Result<Option<bool>> {
-        match self.value(key) {
-            None => Ok(None),
-            Some(Value::Switch(on)) => Ok(Some(*on)),
-            Some(_) => Err(self.wrong(key, "true or false")),
-        }
+        self.get(key, "true or false", |value| match value {
+            Value::Switch(on) => Some(*on),
+            _ => None,
+        })
     }
 
     pub(super) fn real(&self, key: &str) -> Result<Option<f64>> {
-        match self.value(key) {
-            None => Ok(None),
-            Some(Value::Real(number)) => Ok(Some(*number)),
-            Some(Value::Whole(number)) => Ok(Some(*number as f64)),
-            Some(_) => Err(self.wrong(key, "a number")),
-        }
+        self.get(key, "a number", Value::real)
     }
 
     /// A whole number of 0 or more.
     pub(super) fn whole(&self, key: &str) -> Result<Option<u64>> {
-        match self.value(key) {
-            None => Ok(None),
-            Some(Value::Whole(number)) if *number >= 0 => Ok(Some(*number as u64)),
-            Some(_) => Err(self.wrong(key, "a whole number")),
-        }
+        let whole = |value: &Value| value.whole().and_then(|number| number.try_into().ok());
+        self.get(key, "a whole number", whole)
     }
 
     /// A positive whole number that has to be there.
@@ -200,12 +223,11 @@ impl GgufFile {
         key: &str,
         take: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Vec<T>> {
-        let taken = match self.value(key) {
-            None => Some(Vec::new()),
-            Some(Value::List(all)) => all.iter().map(take).collect(),
-            Some(_) => None,
+        let list = |value: &'a Value| match value {
+            Value::List(all) => all.iter().map(&take).collect(),
+            _ => None,
         };
-        taken.ok_or_else(|| self.wrong(key, "a list of what belongs there"))
+        Ok(self.get(key, "a list", list)?.unwrap_or_default())
     }
 }
 

@@ -27,15 +27,8 @@ pub(super) struct Vocabulary {
 
 /// Reads the vocabulary of a header.
 pub(super) fn read(file: &GgufFile) -> Result<Vocabulary> {
-    let text = |value| match value {
-        &Value::Text(ref text) => Some(text.as_str()),
-        _ => None,
-    };
-    let tokens = file.list("tokenizer.ggml.tokens", text)?;
-    let types = file.list("tokenizer.ggml.token_type", |value| match value {
-        Value::Whole(kind) => Some(*kind),
-        _ => None,
-    })?;
+    let tokens = file.list("tokenizer.ggml.tokens", Value::text)?;
+    let types = file.list("tokenizer.ggml.token_type", Value::whole)?;
     if tokens.is_empty() || types.len() != tokens.len() {
         return Err(file.bad(format!(
             "has {} tokens and {} types of tokens (tokenizer.ggml.tokens and .token_type); take another file of this \
@@ -163,10 +156,7 @@ fn byte_level(file: &GgufFile, vocabulary: Map<String, Json>) -> Result<Describe
             Split::known()
         )));
     };
-    let merges = file.list("tokenizer.ggml.merges", |value| match value {
-        Value::Text(text) => Some(text.as_str()),
-        _ => None,
-    })?;
+    let merges = file.list("tokenizer.ggml.merges", Value::text)?;
     let steps = split.patterns.iter().map(|pattern| {
         json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
     });
@@ -202,10 +192,7 @@ fn sentencepiece(
     words: &BTreeMap<&str, usize>,
     unknown: Option<&str>,
 ) -> Result<Described> {
-    let scores = file.list("tokenizer.ggml.scores", |value| match value {
-        Value::Real(score) => Some(*score),
-        _ => None,
-    })?;
+    let scores = file.list("tokenizer.ggml.scores", Value::real)?;
     if words.values().any(|id| *id >= scores.len()) {
         return Err(file.bad(format!(
             "has {} scores (tokenizer.ggml.scores) for {} tokens; take another file of this model",
