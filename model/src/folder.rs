@@ -14,5 +14,6 @@ pub(crate) mod rope;
 pub(crate) mod shards;
 pub(crate) mod tensor_file;
 pub(crate) mod tokenizer;
+pub(crate) mod twice;
 pub(crate) mod weight_files;
 pub(crate) mod weights;

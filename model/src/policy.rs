@@ -14,7 +14,10 @@ use crate::folder::weight_files::WeightFiles;
 use crate::gpu::{self, Gpu};
 use crate::policy_text::{END_KEY, PolicyText, no_template};
 use crate::spare::Spare;
-use crate::{Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights};
+use crate::{
+    Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, TemplateSettings, Tokenizer,
+    Weights,
+};
 
 /// An immutable policy; a clone shares everything.
 #[derive(Debug, Clone)]
@@ -138,6 +141,15 @@ impl Policy {
             config: Arc::new(self.config.saying(Dtype::F32)),
             ..self
         }
+    }
+
+    /// The same policy with a template that is given these settings ([`Chat::with_settings`]).
+    ///
+    /// # Errors
+    /// Settings that it has no use for.
+    pub fn with_settings(self, settings: &TemplateSettings) -> Result<Self> {
+        let text = self.text.with_settings(settings)?;
+        Ok(Policy { text, ..self })
     }
 
     /// The same policy, computed on `device`.

@@ -2,7 +2,7 @@
 //! Who lets a server generate needs these alone, and no weights.
 
 use crate::folder::files::read_if_there;
-use crate::{Chat, Error, ModelConfig, Result, Tokenizer};
+use crate::{Chat, Error, ModelConfig, Result, TemplateSettings, Tokenizer};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub struct PolicyText {
     /// `generation_config.json`, kept byte by byte.
     generation: Option<Arc<[u8]>>,
     eos_ids: Arc<[u32]>,
+    /// The id that ends a reply in the template.
+    end_of_turn: Option<u32>,
     vocab_size: usize,
 }
 
@@ -61,12 +63,16 @@ impl PolicyText {
                 ),
             });
         }
-        let eos_ids = eos_ids((vocab_size, end), generation.as_deref(), dir)?;
+        let mut eos_ids = eos_ids((vocab_size, end), generation.as_deref(), dir)?;
+        // Who checks the template says why it has none.
+        let end_of_turn = chat.end_of_turn_id(&tokenizer).ok();
+        eos_ids.extend(end_of_turn.filter(|id| !eos_ids.contains(id)));
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             chat: Arc::new(chat),
             generation,
             eos_ids: eos_ids.into(),
+            end_of_turn,
             vocab_size,
         })
     }
@@ -92,9 +98,26 @@ impl PolicyText {
         })
     }
 
-    /// Ids that end the policy's message.
+    /// The same with a template that is given these settings ([`Chat::with_settings`]).
+    ///
+    /// # Errors
+    /// Settings that it has no use for.
+    pub fn with_settings(&self, settings: &TemplateSettings) -> Result<Self> {
+        Ok(Self {
+            chat: Arc::new(self.chat.with_settings(settings)?),
+            ..self.clone()
+        })
+    }
+
+    /// Ids that end the policy's message: the folder's, and the template's own.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids
+    }
+
+    /// Whether these ids end as the template ends a reply. After any other end, the template's
+    /// follows, as after a message that was cut off.
+    pub fn closes(&self, ids: &[u32]) -> bool {
+        self.end_of_turn.is_some() && ids.last().copied() == self.end_of_turn
     }
 
     /// The number of ids that the model knows.

@@ -126,8 +126,6 @@ impl Ask {
         };
         if !fields.flag("ignore_eos")? {
             ask.stop_ids.extend_from_slice(policy.eos_ids());
-            let end = policy.chat().end_of_turn_id(policy.tokenizer());
-            ask.stop_ids.extend(end.ok().filter(|_| form == Form::Chat));
         }
         ask.prompts = match form {
             Form::Completion => prompts(&fields, policy)?,

@@ -11,7 +11,7 @@ use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{
     Architecture, CANDLE_FAMILIES, Chat, Device, Dtype, ForeignModel, ForeignPolicy, ModelConfig,
-    PolicyText, Tokenizer, Weights, WeightsOnDisk, parameter_shapes,
+    PolicyText, Tokenizer, Weights, WeightsOnDisk, parameter_shapes, said_twice,
 };
 use agentgym_worker::model_folder;
 use serde_json::{Map, Value, json};
@@ -36,7 +36,10 @@ fn calls(chat: &Chat, tokenizer: &Tokenizer) -> Result<(), String> {
     let tools = agentgym_envs::spec("toolbox").map(|spec| spec.offered());
     let tools = tools.map_err(|e| e.to_string())?.unwrap_or_default();
     let calling = chat.with_tools(&tools).map_err(|e| e.to_string())?;
-    calling.check(tokenizer).map_err(|e| e.to_string())
+    calling
+        .check(tokenizer)
+        .map(drop)
+        .map_err(|e| e.to_string())
 }
 
 /// What a folder holds.
@@ -49,6 +52,8 @@ struct Found {
     weights: WeightsOnDisk,
     tokenizer_ids: Option<usize>,
     chat_template: bool,
+    /// What a run with it should know of its text side.
+    notes: Vec<String>,
     /// Why its template has no place for tools that are called.
     tools: Result<(), String>,
     /// Why it cannot be a policy, although its network is computed.
@@ -133,6 +138,7 @@ impl Found {
             weights: WeightsOnDisk::of(folder)?,
             tokenizer_ids: None,
             chat_template: false,
+            notes: Vec::new(),
             tools: Err("none, without a chat template".to_owned()),
             missing: Vec::new(),
             candle: None,
@@ -164,6 +170,7 @@ impl Found {
             },
             tokenizer_ids: Some(text.tokenizer().vocab_size()),
             chat_template: true,
+            notes: text.chat().told().into_iter().collect(),
             tools: calls(text.chat(), text.tokenizer()),
             missing: Vec::new(),
             candle: Some(file),
@@ -199,15 +206,24 @@ impl Found {
         self.tokenizer_ids = Some(tokenizer.vocab_size());
         if let Some(chat) = &chat {
             self.chat_template = true;
+            let told = chat.told().map(|told| format!("the chat template {told}"));
+            self.notes.extend(told);
             self.tools = calls(chat, &tokenizer);
         }
+        self.notes.extend(said_twice(folder, &tokenizer));
         if needs_text {
             let why = match chat {
                 // Its message says what to do.
                 None => PolicyText::load(folder).err(),
                 Some(chat) => {
                     PolicyText::load(folder)?;
-                    chat.check(&tokenizer).err()
+                    match chat.check(&tokenizer) {
+                        Ok(said) => {
+                            self.notes.extend(said);
+                            None
+                        }
+                        Err(why) => Some(why),
+                    }
                 }
             };
             self.missing.extend(why.map(|e| e.to_string()));
@@ -309,6 +325,7 @@ impl Found {
             },
             "tokenizer_ids": self.tokenizer_ids,
             "chat_template": self.chat_template,
+            "notes": self.notes,
             "supported": Map::from_iter(self.supported().map(|(what, can)| (what.to_owned(), json!(can)))),
             "why_not": self.config.as_ref().err().into_iter().chain(&self.missing).collect::<Vec<_>>(),
             "families": Architecture::ALL.map(Architecture::model_type),
@@ -358,6 +375,9 @@ impl Found {
         };
         let template = if self.chat_template { "a" } else { "no" };
         line("text", format!("{tokenizer}, {template} chat template"));
+        for note in &self.notes {
+            line("note", note.clone());
+        }
         if let (Err(why), true) = (&self.tools, self.chat_template) {
             line("no tools", why.clone());
         }

@@ -44,6 +44,7 @@ mod reward_function;
 mod serve;
 mod shared_updates;
 mod strikes;
+mod template_settings;
 mod toolbox;
 mod verify;
 mod version;

@@ -56,7 +56,7 @@ pub use inference::http::KEY_VARIABLE as SERVER_KEY_VARIABLE;
 pub use memory::machine_bytes;
 pub use meters::Meters;
 pub use model_folder::{MADE, class_made_in, model_folder};
-pub use offered_tools::offering;
+pub use offered_tools::{offering, template_settings};
 pub use policies::RESIDENT_POLICIES;
 pub use policy_sync::{SyncOptions, sync_policies};
 pub use preemption::{Cloud, drain_on_notice};

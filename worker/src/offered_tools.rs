@@ -1,9 +1,19 @@
-//! Whether a policy's chat template has a place for the tools of a run's environments: asked when the
-//! run is planned, where the folder is at hand, and again when it is copied.
+//! What a run gives a policy's chat template, and whether that has a place for the tools of the run's
+//! environments: asked when the run is planned, where the folder is at hand, and again when it is
+//! copied.
 
 use crate::{Error, Result};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::{Chat, TinyShape};
+use agentgym_model::{Chat, TemplateSettings, TinyShape};
+
+/// What the keys of the model give its template.
+pub fn template_settings(plan: &Plan) -> TemplateSettings {
+    let model = &plan.config.actor_rollout_ref.model;
+    TemplateSettings {
+        date: model.template_date.clone(),
+        variables: model.template_variables.clone(),
+    }
+}
 
 /// The template as it is with the tools of each environment whose actions are calls.
 ///

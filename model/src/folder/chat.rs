@@ -6,34 +6,29 @@
 //! both ways give the same text, and refuses a template for which they do not.
 
 mod check;
+mod environment;
+mod files;
 mod guard;
 mod limit;
 mod message;
 mod python;
+mod settings;
 mod tools;
 
+use self::environment::{Compiled, INSTRUCTIONS_MAX};
 use self::guard::{GUARD, Guarded};
 use self::limit::Limited;
 use self::message::{CLOSE, OPEN};
 pub use self::message::{Message, Role};
-use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt, read_files};
+pub use self::settings::{TEMPLATE_DATE, TemplateSettings};
+use self::settings::{VARIABLE, asks_for_date};
+use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt};
 use crate::{Error, Result};
-use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja::ErrorKind;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-
-/// Files that hold a template and the names of its special tokens.
-const FILES: [&str; 3] = [
-    "chat_template.jinja",
-    "tokenizer_config.json",
-    "tokenizer.json",
-];
-
-/// Largest number of instructions of one rendering. A message takes a few dozen, so there is
-/// room for tens of thousands of messages.
-const INSTRUCTIONS_MAX: u64 = 10_000_000;
 
 /// Largest number of bytes of one rendering beyond [`CONTENTS_MAX`] times its contents.
 const TEXT_MAX: usize = 16 << 20;
@@ -55,7 +50,9 @@ pub struct Bridge {
 /// A compiled chat template.
 #[derive(Debug, Clone)]
 pub struct Chat {
-    environment: Arc<Environment<'static>>,
+    compiled: Arc<Compiled>,
+    /// What it is given beside the conversation.
+    settings: TemplateSettings,
     template: String,
     /// `bos_token`, `eos_token` … as templates see them.
     named_tokens: BTreeMap<String, String>,
@@ -71,44 +68,6 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Reads the template of a policy folder: `chat_template.jinja`, else
-    /// `chat_template` of `tokenizer_config.json` (a string, or the `default` entry of
-    /// a list). `None` if the folder has neither.
-    pub fn load(dir: &Path) -> Result<Option<Self>> {
-        Self::from_files(&read_files(dir, &FILES)?, dir)
-    }
-
-    /// Builds from the contents of a policy folder's files, by name; `dir` appears in
-    /// messages.
-    pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Option<Self>> {
-        let [file, config_file, tokenizer_file] = FILES;
-        let config: Json = json(files, config_file, dir)?.unwrap_or_default();
-        let tokenizer: TokenizerFile = json(files, tokenizer_file, dir)?.unwrap_or_default();
-        let (path, template) = match (files.get(file), embedded_template(&config)) {
-            (Some(bytes), _) => {
-                let path = dir.join(file);
-                let template = String::from_utf8(bytes.clone()).map_err(|e| Error::Template {
-                    path: path.clone(),
-                    message: format!("is not UTF-8: {e}"),
-                })?;
-                (path, template)
-            }
-            (None, Some(template)) => (dir.join(config_file), template),
-            (None, None) => return Ok(None),
-        };
-        let named_tokens = ["bos_token", "eos_token", "pad_token", "unk_token"]
-            .into_iter()
-            .filter_map(|name| Some((name.to_owned(), token_text(config.get(name)?)?)))
-            .collect();
-        let special = (tokenizer.added_tokens.as_array())
-            .into_iter()
-            .flatten()
-            .filter(|token| token.get("special").and_then(Json::as_bool) == Some(true))
-            .filter_map(token_text)
-            .collect();
-        Self::new(template, named_tokens, special, path).map(Some)
-    }
-
     /// Compiles `template`. `special` are the spellings of all special tokens;
     /// `path` appears in messages.
     pub fn new(
@@ -125,30 +84,15 @@ impl Chat {
             path: path.clone(),
             message,
         })?;
-        let mut environment = Environment::new();
-        environment.set_fuel(Some(INSTRUCTIONS_MAX));
-        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", python::to_json);
-        environment.add_function("raise_exception", python::raise_exception);
-        // The whitespace rules under which published templates are written.
-        let syntax = minijinja::syntax::SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build();
-        let built = syntax.and_then(|syntax| {
-            environment.set_syntax(syntax);
-            environment.add_template_owned("chat", template.clone())
-        });
-        if let Err(e) = built {
-            return Err(Error::Template {
-                path,
-                message: format!("the chat template does not parse: {e}"),
-            });
-        }
+        let settings = TemplateSettings::default();
+        let date = settings.parsed_date().expect("the default is a day");
+        let compiled = Compiled::new(&template, date).map_err(|message| Error::Template {
+            path: path.clone(),
+            message,
+        })?;
         Ok(Chat {
-            environment: Arc::new(environment),
+            compiled: Arc::new(compiled),
+            settings,
             template,
             named_tokens,
             special,
@@ -159,15 +103,40 @@ impl Chat {
         })
     }
 
+    /// The same template, given these settings; what they leave open stays as it is.
+    ///
+    /// # Errors
+    /// A date that is none, and what the template never asks for.
+    pub fn with_settings(&self, settings: &TemplateSettings) -> Result<Self> {
+        if *settings == TemplateSettings::default() {
+            return Ok(self.clone());
+        }
+        let bad = |message| self.bad(message);
+        settings.check(&self.compiled.reads).map_err(bad)?;
+        let settings = settings.over(&self.settings);
+        let date = settings.parsed_date().map_err(bad)?;
+        let compiled = Compiled::new(&self.template, date).map_err(bad)?;
+        Ok(Self {
+            compiled: Arc::new(compiled),
+            settings,
+            offering: Arc::default(),
+            ..self.clone()
+        })
+    }
+
+    /// What the template is told beside the conversation: the day that it asks for, and variables.
+    pub fn told(&self) -> Option<String> {
+        let asks = asks_for_date(&self.compiled.reads);
+        let date = asks.then(|| format!("asks for the date and is told {}", self.settings.date()));
+        let given = self.settings.variables.iter();
+        let given = given.map(|(name, value)| format!("{name} is {value}"));
+        let said: Vec<String> = date.into_iter().chain(given).collect();
+        (!said.is_empty()).then(|| said.join(", "))
+    }
+
     /// The template's text.
     pub fn template(&self) -> &str {
         &self.template
-    }
-
-    /// Writes the template as `chat_template.jinja`.
-    pub fn save(&self, dir: &Path) -> Result<()> {
-        let path = dir.join(FILES[0]);
-        std::fs::write(&path, &self.template).map_err(Error::io(&path))
     }
 
     /// The conversation as text, with the opening of the next reply if
@@ -200,11 +169,16 @@ impl Chat {
         for (name, token) in &self.named_tokens {
             context.insert(name.clone(), Json::from(token.as_str()));
         }
+        if self.compiled.reads.contains(VARIABLE) {
+            let date = self.settings.parsed_date().map_err(|why| self.bad(why))?;
+            context.insert(VARIABLE.to_owned(), Json::from(date.in_words()));
+        }
+        context.extend(self.settings.variables.clone());
         let bytes_max = contents
             .saturating_mul(CONTENTS_MAX)
             .saturating_add(TEXT_MAX);
         let mut text = Limited::new(bytes_max);
-        let rendered = (self.environment.get_template("chat")).and_then(|template| {
+        let rendered = (self.compiled.template()).and_then(|template| {
             let context = minijinja::value::Serde(context);
             (template.render_captured_to(context, &mut text)).map(drop)
         });
@@ -240,7 +214,11 @@ impl Chat {
         let mut messages = messages.to_vec();
         let guarded = Guarded::new(&mut messages, &self.guarded);
         let text = self.render(&messages, true)?;
-        encode_within(tokenizer, &guarded.parts(&text), ids_max)
+        let parts = guarded.parts(&text);
+        match exceeds(tokenizer, &parts, ids_max) {
+            true => Ok(None),
+            false => tokenizer.encode_parts(&parts).map(Some),
+        }
     }
 
     /// What the template puts around an observation, found by rendering a
@@ -303,8 +281,18 @@ impl Chat {
         message: Message,
         ids_max: usize,
     ) -> Result<Option<Vec<u32>>> {
-        let (guarded, text) = self.bridged(ended_with_eos, message)?;
-        encode_within(tokenizer, &guarded.parts(&text), ids_max)
+        let (guarded, end, text) = self.bridged(ended_with_eos, message)?;
+        if exceeds(tokenizer, &guarded.parts(&text), ids_max) {
+            return Ok(None);
+        }
+        // Some tokenizers encode the start of a text otherwise than its middle, so what follows the
+        // end of a reply is encoded behind it.
+        let mut ids = tokenizer.encode_parts(&guarded.parts(&(end.clone() + &text)))?;
+        match tokenizer.token_to_id(&end) {
+            Some(end) if ids.first() == Some(&end) => drop(ids.remove(0)),
+            _ => ids = tokenizer.encode_parts(&guarded.parts(&text))?,
+        }
+        Ok(Some(ids))
     }
 
     /// The environment's answer as a message: to a call it is the tool's.
@@ -332,7 +320,7 @@ impl Chat {
         // The template may trim it, and NFC may shorten it, so each prefix is checked.
         while bytes < observation.len() {
             let start = &observation[..observation.floor_char_boundary(bytes)];
-            let (guarded, text) = self.bridged(true, self.observed(start))?;
+            let (guarded, _, text) = self.bridged(true, self.observed(start))?;
             if tokenizer.ids_min(&guarded.parts(&text)) > ids_max {
                 return Ok(start);
             }
@@ -341,17 +329,17 @@ impl Chat {
         Ok(observation)
     }
 
-    /// The text appended after a reply, with the special strings of the message guarded.
-    fn bridged(&self, ended_with_eos: bool, message: Message) -> Result<(Guarded, String)> {
+    /// The text appended after a reply, with the special strings of the message guarded, and the
+    /// token before it, which the policy sampled; none where the text begins with it.
+    fn bridged(&self, ended_with_eos: bool, message: Message) -> Result<(Guarded, String, String)> {
         let mut messages = [message];
         let guarded = Guarded::new(&mut messages, &self.guarded);
         let [message] = messages;
-        let (mut text, bridge) = self.after_reply(&message)?;
-        if ended_with_eos {
-            text.clear();
-        }
-        text.push_str(&bridge);
-        Ok((guarded, text))
+        let (end_of_turn, bridge) = self.after_reply(&message)?;
+        Ok(match (ended_with_eos, self.special.first(&end_of_turn)) {
+            (true, Some((_, token))) => (guarded, token.to_owned(), bridge),
+            _ => (guarded, String::new(), end_of_turn + &bridge),
+        })
     }
 
     /// The id that ends a turn of the policy.
@@ -404,61 +392,11 @@ fn placeholder(name: &str) -> String {
     format!("{OPEN}{name}{CLOSE}")
 }
 
-/// The part of `tokenizer.json` that is read here, without the vocabulary of several megabytes.
-#[derive(Default, serde::Deserialize)]
-struct TokenizerFile {
-    #[serde(default)]
-    added_tokens: Json,
-}
-
-/// Ids of a rendering, unless its length alone shows more than `ids_max` of them.
-fn encode_within(
-    tokenizer: &Tokenizer,
-    parts: &[Part<'_>],
-    ids_max: usize,
-) -> Result<Option<Vec<u32>>> {
+/// Whether the length of a rendering alone shows more than `ids_max` ids.
+fn exceeds(tokenizer: &Tokenizer, parts: &[Part<'_>], ids_max: usize) -> bool {
     // Most texts have fewer bytes than that, and need no further check.
     let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
-    if bytes > ids_max && tokenizer.ids_min(parts) > ids_max {
-        return Ok(None);
-    }
-    tokenizer.encode_parts(parts).map(Some)
-}
-
-/// Parses a JSON file; `None` where it is missing.
-fn json<T: serde::de::DeserializeOwned>(
-    files: &BTreeMap<String, Vec<u8>>,
-    name: &str,
-    dir: &Path,
-) -> Result<Option<T>> {
-    let Some(bytes) = files.get(name) else {
-        return Ok(None);
-    };
-    serde_json::from_slice(bytes)
-        .map(Some)
-        .map_err(|e| Error::Json {
-            path: dir.join(name),
-            message: e.to_string(),
-        })
-}
-
-fn embedded_template(config: &Json) -> Option<String> {
-    match config.get("chat_template")? {
-        Json::String(template) => Some(template.clone()),
-        Json::Array(named) => named
-            .iter()
-            .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
-            .and_then(|entry| entry.get("template")?.as_str())
-            .map(str::to_owned),
-        _ => None,
-    }
-}
-
-/// A token is written as a string or as an object with its `content`.
-fn token_text(value: &Json) -> Option<String> {
-    (value.as_str())
-        .or_else(|| value.get("content")?.as_str())
-        .map(str::to_owned)
+    bytes > ids_max && tokenizer.ids_min(parts) > ids_max
 }
 
 #[cfg(test)]

@@ -125,7 +125,11 @@ impl Weights {
         let mut shapes = parameter_shapes(config);
         // The files of a tied model or a critic may hold a head that is not used.
         let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
-        let mut files = WeightFiles::open(dir)?.into_files();
+        let mut files = WeightFiles::open(dir)?;
+        if config.tie_word_embeddings && !config.value_head {
+            check_tied(&mut files)?;
+        }
+        let mut files = files.into_files();
         for file in &mut files {
             read_tensors(file, &mut shapes, "config.json", &skip, take)?;
         }
@@ -149,6 +153,38 @@ impl Weights {
     /// [`Weights::save`] with another stem than `model`.
     pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
         crate::folder::shards::save(dir, stem, SHARD_BYTES_MAX, self.iter())
+    }
+}
+
+/// Refuses a head that is not the embedding to which `config.json` ties it: `transformers` 5 takes
+/// them apart, and older versions drop the head.
+fn check_tied(files: &mut WeightFiles) -> Result<()> {
+    let Some(path) = files.file_of(HEAD).map(|file| file.path().to_owned()) else {
+        return Ok(());
+    };
+    let mut read = |tensor: &str| {
+        let bad = |message| Error::Tensor {
+            path: path.clone(),
+            tensor: tensor.to_owned(),
+            message,
+        };
+        let file = files
+            .file_of(tensor)
+            .ok_or_else(|| bad("is missing".to_owned()))?;
+        let dtype = file.info(tensor).map(|(dtype, _)| dtype);
+        let bytes = file.read(tensor)?;
+        dtype.map_or(Ok(Vec::new()), |dtype| numbers(dtype, &bytes).map_err(bad))
+    };
+    match read(HEAD)? == read(EMBEDDING)? {
+        true => Ok(()),
+        false => Err(Error::Tensor {
+            path,
+            tensor: HEAD.to_owned(),
+            message: format!(
+                "differs from {EMBEDDING}, and config.json ties the two (tie_word_embeddings): write \
+                 false there if the head counts, as transformers 5 takes it, or leave the tensor out"
+            ),
+        }),
     }
 }
 

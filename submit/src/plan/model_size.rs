@@ -138,6 +138,8 @@ mod tests {
             path: path.to_owned(),
             lora_rank,
             lora_alpha: 16.0,
+            template_date: None,
+            template_variables: Default::default(),
             target_modules: agentgym_jobs::config::Files::One("q_proj".to_owned()),
             lora_adapter_path: None,
             enable_gradient_checkpointing: false,

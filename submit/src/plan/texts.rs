@@ -5,9 +5,9 @@ use crate::text::{count, many};
 use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
-use agentgym_model::ForeignPolicy;
+use agentgym_model::{Chat, ForeignPolicy, TinyShape, tiny_text};
 use agentgym_text::without_secrets;
-use agentgym_worker::model_folder;
+use agentgym_worker::{model_folder, template_settings};
 
 /// The number of an iteration's tasks per environment, and where it runs.
 pub(crate) fn tasks_text(plan: &Plan) -> String {
@@ -46,6 +46,19 @@ pub(crate) fn chat_text(plan: &Plan) -> String {
         many(server.concurrent as u64, "request"),
         actor.model.path,
     )
+}
+
+/// What the chat template is told beside the conversation, if the model's folder is at hand.
+pub(crate) fn template_text(plan: &Plan) -> Option<String> {
+    let path = &plan.config.actor_rollout_ref.model.path;
+    let chat = match TinyShape::preset(path).ok()? {
+        Some(shape) => tiny_text::chat(shape.template),
+        None => Chat::load(&model_folder(path).ok()?).ok()??,
+    };
+    Some(match chat.with_settings(&template_settings(plan)) {
+        Ok(chat) => chat.told()?,
+        Err(why) => why.to_string(),
+    })
 }
 
 /// What candle evaluates.

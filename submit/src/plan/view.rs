@@ -10,7 +10,7 @@ use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration};
 use crate::plan::texts::{
     candle_text, chat_text, engine_text, horizons, sessions_text, sft_text, some_of, steps_text,
-    tasks_text,
+    tasks_text, template_text,
 };
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
@@ -160,6 +160,9 @@ impl<'a> PlanView<'a> {
                 Err(why) => format!("{path}: {why}"),
             },
         );
+        if let Some(said) = template_text(plan) {
+            line("template", said);
+        }
         if plan.sft_parts(0) > 0 {
             let name = match config.run.pipeline {
                 Pipeline::Rl | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => "warm start",
@@ -438,7 +441,7 @@ impl<'a> PlanView<'a> {
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
             "tokens_per_sequence_max": plan.context_tokens(), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "better": self.model.iter().flat_map(|model| advice(plan, model)).collect::<Vec<_>>(), "kl": self.kl_text(),
+            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "better": self.model.iter().flat_map(|model| advice(plan, model)).collect::<Vec<_>>(), "template": template_text(plan), "kl": self.kl_text(),
         })
     }
 }

@@ -11,7 +11,7 @@ use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_model::{Chat, ForeignPolicy, Policy, TinyShape, Tokenizer, tiny_text};
-use agentgym_worker::{model_folder, offering};
+use agentgym_worker::{model_folder, offering, template_settings};
 use std::path::{Path, PathBuf};
 
 /// For `run` and `plan`: checks everything that the workers of this process will read.
@@ -136,7 +136,7 @@ fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
     }
     if let Some(shape) = TinyShape::preset(path)? {
         if role == InitRole::Policy {
-            tools(plan, &tiny_text::chat(shape.template), || None)?;
+            tools(plan, tiny_text::chat(shape.template), || None)?;
         }
         return model_size::config(path).map(drop);
     }
@@ -147,23 +147,24 @@ fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
         InitRole::Critic => return model_size::config(path).map(drop),
     }
     .map_err(|e| model_size::told(&e))?;
-    if role != InitRole::Policy || !plan.calls_tools() {
+    if role != InitRole::Policy {
         return Ok(());
     }
     match Chat::load(&folder).map_err(|e| e.to_string())? {
-        Some(chat) => tools(plan, &chat, || Some(Tokenizer::load(&folder))),
+        Some(chat) => tools(plan, chat, || Some(Tokenizer::load(&folder))),
         None => Ok(()),
     }
 }
 
-/// Whether the template has a place for the tools of the plan's environments, and keeps what stands
-/// before it where that is asked for.
+/// Whether the template asks for what the plan gives it, has a place for the tools of the plan's
+/// environments, and keeps what stands before it where that is asked for.
 fn tools(
     plan: &Plan,
-    chat: &Chat,
+    chat: Chat,
     tokenizer: impl FnOnce() -> Option<Result<Tokenizer, agentgym_model::Error>>,
 ) -> Result<(), String> {
-    let offering = offering(plan, chat).map_err(|e| e.to_string())?;
+    let chat = chat.with_settings(&template_settings(plan));
+    let offering = offering(plan, &chat.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
     let keeps = plan.config.actor_rollout_ref.rollout.history == History::Template;
     // A large tokenizer takes a second to read.
     let tokenizer = (keeps && !offering.is_empty()).then(tokenizer).flatten();
@@ -171,7 +172,9 @@ fn tools(
         return Ok(());
     };
     let tokenizer = tokenizer.map_err(|e| e.to_string())?;
-    let checked = offering.iter().try_for_each(|chat| chat.check(&tokenizer));
+    let checked = offering
+        .iter()
+        .try_for_each(|chat| chat.check(&tokenizer).map(drop));
     checked.map_err(|e| e.to_string())
 }
 
@@ -180,7 +183,9 @@ fn candle(plan: &Plan, path: &str) -> Result<(), String> {
     let folder = model_folder(path)?;
     let found = ForeignPolicy::check(&folder, plan.context_tokens());
     let (found, text) = found.map_err(|e| model_size::told(&e))?;
-    tools(plan, text.chat(), || Some(Ok(text.tokenizer().clone())))?;
+    tools(plan, text.chat().clone(), || {
+        Some(Ok(text.tokenizer().clone()))
+    })?;
     let (bytes, machine) = (
         found.parameters.saturating_mul(4),
         agentgym_worker::machine_bytes(),

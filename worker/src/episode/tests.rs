@@ -12,7 +12,9 @@ use agentgym_jobs::episode::{Finish, Sequence, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::trajectory::Trajectory;
-use agentgym_model::{ComputeOptions, Message, Policy, Role, Sampling, ScoreRequest, score};
+use agentgym_model::{
+    ComputeOptions, Message, Policy, PolicyText, Role, Sampling, ScoreRequest, score,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -614,6 +616,39 @@ async fn able_player(change: impl FnOnce(&mut Rules)) -> Player {
 fn able_policy() -> Policy {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
     Policy::load(&folder, &agentgym_model::Device::cpu()).unwrap()
+}
+
+/// A folder may name ends of a message that its template does not write.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_an_end_that_is_not_the_templates_its_own_follows() {
+    let mut player = able_player(|_| {}).await;
+    let span = |turn: &Turn| turn.policy.0 as usize..turn.policy.1 as usize;
+    let usual = player.begin(&request(2, 0)).await.unwrap();
+    let other = usual.sequences[0].token_ids[span(&usual.turns[0])][1];
+    let folder = tempfile::tempdir().unwrap();
+    able_policy().save(folder.path()).unwrap();
+    let said = format!("{{\"eos_token_id\": [{other}]}}");
+    std::fs::write(folder.path().join("generation_config.json"), said).unwrap();
+    player.text = PolicyText::load(folder.path()).unwrap();
+    let episode = afresh(player).begin(&request(2, 0)).await.unwrap();
+    let (text, sequence) = (
+        PolicyText::load(folder.path()).unwrap(),
+        &episode.sequences[0],
+    );
+    let end = text.chat().end_of_turn_id(text.tokenizer()).unwrap();
+    assert!(text.eos_ids().contains(&end) && episode.turns.len() > 1);
+    for turn in &episode.turns[..episode.turns.len() - 1] {
+        let own = span(turn);
+        assert_eq!(turn.finish, Finish::Eos);
+        assert_eq!(sequence.token_ids[own.end - 1], other);
+        let seen = text
+            .chat()
+            .observation_ids(text.tokenizer(), false, &turn.observation);
+        let seen = seen.unwrap();
+        assert_eq!(seen[0], end);
+        assert!(sequence.token_ids[own.end..].starts_with(&seen));
+        assert!(!sequence.loss_mask[own.end..own.end + seen.len()].contains(&true));
+    }
 }
 
 /// Engines on one thread that have sampled nothing yet.

@@ -7,7 +7,7 @@ use agentgym_model::{Message, PolicyText, Role};
 use tokio::sync::Semaphore;
 
 /// An observation up to this many bytes is always kept whole.
-pub(super) const KEPT_WHOLE: usize = 1 << 20;
+const KEPT_WHOLE: usize = 1 << 20;
 
 /// Encoding takes hundreds of bytes of memory per byte of text, so a process encodes one text
 /// longer than [`KEPT_WHOLE`] at a time.
@@ -45,6 +45,24 @@ pub(super) fn prompt_ids(
         ids.extend(more);
     }
     Ok(Some(ids))
+}
+
+/// An observation as recorded: whole, unless it is longer than [`KEPT_WHOLE`] and has more than
+/// `ids_max` ids, too many for any context. Then the record holds a beginning that is itself too long.
+pub(super) async fn kept(text: &PolicyText, observation: String, ids_max: usize) -> Result<String> {
+    if observation.len() <= KEPT_WHOLE {
+        return Ok(observation);
+    }
+    off_thread(text, observation.len(), move |policy| {
+        let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
+        let start = chat.shortest_above(tokenizer, &observation, ids_max, KEPT_WHOLE)?;
+        let left_out = observation.len() - start.len();
+        Ok(match left_out {
+            0 => observation,
+            _ => format!("{start}\n[{left_out} more bytes are not recorded]"),
+        })
+    })
+    .await
 }
 
 /// Processes a text of this many bytes on a blocking thread, so that other episodes do not wait.

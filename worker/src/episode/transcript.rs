@@ -13,7 +13,7 @@
 //! observation.
 
 use super::player::{Interruption, Player, Request};
-use super::texts::{KEPT_WHOLE, off_thread, prompt_ids};
+use super::texts::{kept, off_thread, prompt_ids};
 use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
@@ -181,23 +181,9 @@ impl Transcript {
         }
     }
 
-    /// An observation as recorded: whole, unless it is longer than [`KEPT_WHOLE`] and too long for
-    /// any context. Then the record holds a beginning that is itself too long for any context.
+    /// An observation as recorded ([`kept`]).
     pub(super) async fn kept(&self, observation: String) -> Result<String> {
-        if observation.len() <= KEPT_WHOLE {
-            return Ok(observation);
-        }
-        let ids_max = self.tokens_max;
-        off_thread(&self.text, observation.len(), move |policy| {
-            let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
-            let start = chat.shortest_above(tokenizer, &observation, ids_max, KEPT_WHOLE)?;
-            let left_out = observation.len() - start.len();
-            Ok(match left_out {
-                0 => observation,
-                _ => format!("{start}\n[{left_out} more bytes are not recorded]"),
-            })
-        })
-        .await
+        kept(&self.text, observation, self.tokens_max).await
     }
 
     /// Appends the environment's answer to the `turns`-th turn; false if that leaves no room for a
@@ -209,16 +195,16 @@ impl Transcript {
         tape: &mut Tape,
         (turns, last): (u32, &Turn),
     ) -> Result<bool> {
-        let ended = last.finish == Finish::Eos;
         if player.engine.is_chat() {
             let observation = Message::new(Role::User, last.observation.as_str());
             self.messages.push(observation);
         }
-        let ids = self.ids(ended, &last.observation).await?;
+        let ids = self.ids(&last.observation).await?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
             let policy = &self.text;
-            let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
+            let (chat, ended) = (policy.chat(), self.closed());
+            let alone = chat.observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room for the request and the summary.
             let reserve = self.prefix.len() + 2 * self.turn_tokens_max + alone.len();
             let fitting =
@@ -268,8 +254,7 @@ impl Transcript {
         asked: &str,
         alone: &[u32],
     ) -> Result<bool> {
-        let ended = last.finish == Finish::Eos;
-        let asked = self.ids(ended, asked).await?;
+        let asked = self.ids(asked).await?;
         let fits =
             |ids: &Vec<u32>| self.len() + ids.len() + self.turn_tokens_max <= self.tokens_max;
         let asked = asked.filter(fits).unwrap_or_else(|| alone.to_vec());
@@ -287,7 +272,7 @@ impl Transcript {
             policy: told.policy,
             text: told.text,
         });
-        let seen = self.ids(told.ended, &last.observation).await?;
+        let seen = self.ids(&last.observation).await?;
         let Some(seen) = seen else {
             return Ok(false);
         };
@@ -299,9 +284,15 @@ impl Transcript {
         Ok(fits)
     }
 
+    /// Whether the last message ends as the template ends one.
+    fn closed(&self) -> bool {
+        let last = self.sequences.last();
+        last.is_some_and(|sequence| self.text.closes(&sequence.token_ids))
+    }
+
     /// Ids of an observation, or `None` if its length alone shows that it fits no context.
-    async fn ids(&self, ended: bool, text: &str) -> Result<Option<Vec<u32>>> {
-        let (text, ids_max) = (text.to_owned(), self.tokens_max);
+    async fn ids(&self, text: &str) -> Result<Option<Vec<u32>>> {
+        let (text, ids_max, ended) = (text.to_owned(), self.tokens_max, self.closed());
         off_thread(&self.text, text.len(), move |policy| {
             (policy.chat()).observation_ids_within(policy.tokenizer(), ended, &text, ids_max)
         })

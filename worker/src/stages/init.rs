@@ -13,7 +13,7 @@ use super::{artifacts, probes};
 use crate::blocking::blocking;
 use crate::environments::rules;
 use crate::model_folder;
-use crate::offered_tools::offering;
+use crate::offered_tools::{offering, template_settings};
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
@@ -156,7 +156,7 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     let (policy, adapted) = blocking({
         let (plan, folder) = (Arc::clone(&plan), folder.clone());
         move || {
-            let policy = initial(&plan, &device)?;
+            let policy = initial(&plan, &device)?.with_settings(&template_settings(&plan))?;
             let adapted = match adapter(&plan, &policy)? {
                 None => None,
                 Some(adapter) => {
@@ -201,7 +201,14 @@ async fn foreign(context: &mut StageContext, outputs: &mut Outputs) -> Result<Re
         move || Ok(ForeignPolicy::check(&folder, tokens)?)
     })
     .await?;
+    let text = text.with_settings(&template_settings(&plan))?;
     check_template(&plan, text.chat(), text.tokenizer())?;
+    if let Some(name) = text.chat().save_settings(&context.scratch)? {
+        let from = context.scratch.join(name);
+        outputs
+            .file(&format!("{POLICY}/{name}"), POLICY, &from)
+            .await?;
+    }
     for name in &found.files {
         let (kept, from) = (format!("{POLICY}/{name}"), folder.join(name));
         outputs.file(&kept, POLICY, &from).await?;
@@ -217,7 +224,9 @@ fn check_template(plan: &Plan, chat: &Chat, tokenizer: &Tokenizer) -> Result<()>
     let offering = offering(plan, chat)?;
     if plan.config.actor_rollout_ref.rollout.history == History::Template {
         for chat in offering.iter().chain([chat]) {
-            chat.check(tokenizer)?;
+            for said in chat.check(tokenizer)? {
+                tracing::info!("{said}");
+            }
         }
     }
     Ok(())

@@ -126,6 +126,10 @@ pub const KEYS: &[KeySpec] = &[
     id("data.seed", "1", "seed of that shuffle"),
     // policy
     id("actor_rollout_ref.model.path", "tiny", "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…&tokenizer=qwen2"),
+    option("actor_rollout_ref.model.template_date", "null",
+        "the day that the chat template is told, as 2024-07-26; default: the model folder's, else 2024-07-26 for ever"),
+    option("actor_rollout_ref.model.template_variables", "{}",
+        "variables of the chat template by name, such as {enable_thinking: false}; default: the model folder's"),
     option("actor_rollout_ref.model.lora_rank", "0", "train a LoRA adapter of this rank instead of the policy's weights; 0: off")
         .within(whole(0, 65_536, "no weight of a known model has so many rows")),
     option("actor_rollout_ref.model.lora_alpha", "16", "the adapter's product is multiplied by lora_alpha / lora_rank")
@@ -174,7 +178,7 @@ pub const KEYS: &[KeySpec] = &[
     id("actor_rollout_ref.rollout.prompt_length", "${data.max_prompt_length}", "as data.max_prompt_length").within(whole(0, 100 * MILLION, TOKENS)),
     id("actor_rollout_ref.rollout.response_length", "${data.max_response_length}", "as data.max_response_length")
         .within(whole(0, 100 * MILLION, TOKENS)),
-    id("actor_rollout_ref.rollout.history", "template", "template: refuse templates that rewrite history; as_sampled: keep ids"),
+    id("actor_rollout_ref.rollout.history", "template", "template: refuse templates that rewrite history beyond thoughts and blanks; as_sampled: keep ids of any"),
     bind("actor_rollout_ref.rollout.episode_deadline_s", "600", "an attempt at an episode whose environment calls take longer in all is an environment fault; the policy's own time is not counted")
         .within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.fault_retries", "2", "times a faulted episode is played again, and a fault in its middle answered with a fresh session")

@@ -8,6 +8,7 @@ use super::data::Files;
 use super::spelled::Spelled;
 use agentgym_algorithms::{Aggregation, KlEstimator, LearningRateStyle, PolicyLoss};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,8 @@ pub struct ActorRolloutRef {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     pub path: String,
+    pub template_date: Option<String>,
+    pub template_variables: Map<String, Value>,
     pub lora_rank: i64,
     pub lora_alpha: f64,
     pub target_modules: Files,

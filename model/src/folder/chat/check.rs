@@ -10,27 +10,34 @@ const CALLS: [&str; 2] = [
 ];
 
 impl Chat {
-    /// Verifies that turns appended one by one give the text that the template gives
-    /// for the whole conversation, with and without a system message.
+    /// Verifies that turns appended one by one give the ids that the template gives for the whole
+    /// conversation, around every reply: a reply itself stays as it was sampled, whatever blanks the
+    /// template takes from it or puts around it. Says what an episode holds otherwise all the same.
     ///
-    /// A template that rewrites earlier turns (drops their reasoning, moves the
-    /// system message) is refused: the ids of an episode stay as sampled, so its
-    /// later prompts would be texts that the template never renders.
-    pub fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
-        self.end_of_turn_id(tokenizer)?;
-        self.check_conversation(tokenizer, &[Message::new(Role::User, "First task.")])?;
-        let with_system = [
-            Message::new(Role::System, "Some rules."),
-            Message::new(Role::User, "First task."),
-        ];
-        // A template may refuse system messages; a run that uses one gets the error then.
-        match self.render(&with_system, true) {
-            Ok(_) => self.check_conversation(tokenizer, &with_system),
-            Err(_) => Ok(()),
+    /// A template that rewrites earlier turns (shortens replies, moves the task) is refused: the ids
+    /// of an episode stay as sampled, so its later prompts would be ones that the template never
+    /// renders.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<Vec<String>> {
+        let user = Message::new(Role::User, "First task.");
+        let forgets = self.check_conversation(tokenizer, std::slice::from_ref(&user))?;
+        let mut said = Vec::new();
+        if forgets {
+            said.push(
+                "the chat template leaves out the thoughts of earlier replies; an episode keeps them"
+                    .to_owned(),
+            );
         }
+        let with_system = [Message::new(Role::System, "Some rules."), user];
+        // A template may refuse system messages; who uses one gets the error then.
+        if self.render(&with_system, true).is_ok()
+            && let Err(e) = self.check_conversation(tokenizer, &with_system)
+        {
+            said.push(format!("with a system message, which no episode has: {e}"));
+        }
+        Ok(said)
     }
 
-    fn check_conversation(&self, tokenizer: &Tokenizer, prompt: &[Message]) -> Result<()> {
+    fn check_conversation(&self, tokenizer: &Tokenizer, prompt: &[Message]) -> Result<bool> {
         let replies = match self.tools.is_null() {
             true => [
                 "<think>\nAn earlier thought.\n</think>\n\nAction: one",
@@ -39,46 +46,64 @@ impl Chat {
             false => CALLS,
         };
         const OBSERVATIONS: [&str; 2] = ["Seen: [one]", "Seen 2 é\nand more."];
+        let end = self.end_of_turn_id(tokenizer)?;
+        let before_end = self.bridge()?.end_of_turn;
+        let before_end = tokenizer
+            .find_special(&before_end)
+            .map_or("", |(start, _)| &before_end[..start]);
         let mut messages = prompt.to_vec();
-        let mut appended = self.render(prompt, true)?;
-        let mut ids = self.prompt_ids(tokenizer, prompt)?;
+        let mut openings = vec![self.prompt_ids(tokenizer, prompt)?];
+        let mut forgets = false;
         for (reply, observation) in replies.into_iter().zip(OBSERVATIONS) {
-            let (end_of_turn, bridge) = self.after_reply(&self.observed(observation))?;
-            appended.extend([reply, &end_of_turn, &bridge]);
-            ids.extend(tokenizer.encode_ordinary(reply)?);
-            ids.extend(self.observation_ids(tokenizer, false, observation)?);
             messages.push(Message::new(Role::Assistant, reply));
             messages.push(self.observed(observation));
-            let whole = self.render(&messages, true)?;
-            if whole != appended {
-                let (found, expected) = first_difference(&whole, &appended);
-                return Err(self.bad(format!(
-                    "the chat template rewrites earlier turns: it renders {found:?} where the \
-                     episode holds {expected:?}; use a template that leaves history alone, or set \
-                     rollout.history: as_sampled"
-                )));
+            openings.push(self.observation_ids(tokenizer, true, observation)?);
+            let whole = self.prompt_ids(tokenizer, &messages)?;
+            // What of it is not yet found in the episode.
+            let mut rest = whole.as_slice();
+            for (at, opening) in openings.iter().enumerate() {
+                let same = (opening.iter().zip(rest))
+                    .take_while(|(a, b)| a == b)
+                    .count();
+                let after = rest.iter().skip(same).position(|id| *id == end);
+                let written = after.map_or(rest.len(), |after| same + after);
+                let found = tokenizer.decode(&rest[same..written], false);
+                let opened = tokenizer.decode(&opening[same..], false);
+                let (held, fits) = match replies.get(at) {
+                    Some(reply) if at + 1 < openings.len() => {
+                        let held = format!("{opened}{reply}{before_end}");
+                        let as_it_is = words(&held).eq(words(&found));
+                        let answers = words(answer(&held)).eq(words(answer(&found)));
+                        let fits = after.is_some() && (as_it_is || answers);
+                        forgets |= !as_it_is;
+                        (held, fits)
+                    }
+                    // The conversation ends with the last opening.
+                    _ => (opened, opening == rest),
+                };
+                if !fits {
+                    return Err(self.bad(format!(
+                        "the chat template rewrites earlier turns: it renders {:?} where the \
+                         episode holds {:?}; use a template that leaves history alone, or set \
+                         rollout.history: as_sampled",
+                        excerpt(&found),
+                        excerpt(&held)
+                    )));
+                }
+                rest = rest.get(written + 1..).unwrap_or_default();
             }
         }
-        let (text, whole) = (
-            tokenizer.decode(&ids, false),
-            tokenizer.decode(&tokenizer.encode(&appended)?, false),
-        );
-        if text != whole {
-            let (found, expected) = first_difference(&text, &whole);
-            return Err(self.bad(format!(
-                "encoding a conversation turn by turn gives {found:?} instead of {expected:?}; \
-                 tokenizer and chat template do not belong together"
-            )));
-        }
-        Ok(())
+        Ok(forgets)
     }
 }
 
-/// An excerpt of each text from where they first differ.
-fn first_difference(a: &str, b: &str) -> (String, String) {
-    let same: usize = (a.chars().zip(b.chars()))
-        .take_while(|(a, b)| a == b)
-        .map(|(a, _)| a.len_utf8())
-        .sum();
-    (excerpt(&a[same..]), excerpt(&b[same..]))
+/// A reply without its thoughts.
+fn answer(reply: &str) -> &str {
+    let (_, answer) = reply.rsplit_once("</think>").unwrap_or(("", reply));
+    answer.trim_start().trim_start_matches("<think>")
+}
+
+/// What blanks, which templates trim, add and join, stand between.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_whitespace()
 }

@@ -1,6 +1,10 @@
 use super::*;
 use crate::folder::tokenizer::tests::find_first;
 use proptest::prelude::*;
+use std::path::Path;
+
+mod boundaries;
+mod environment;
 
 fn fixtures() -> PathBuf {
     crate::tests::fixtures().join("qwen2-tiny")
@@ -64,20 +68,6 @@ const WITH_HEADERS: &str = "\
 {%- endif %}
 ";
 
-/// Drops the thoughts of all replies but the last, as reasoning models' templates do.
-const FORGETFUL: &str = "\
-{%- for message in messages %}
-    {%- set content = message.content %}
-    {%- if message.role == 'assistant' and not loop.last and '</think>' in content %}
-        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-";
-
 #[test]
 fn golden_conversation_whole_and_turn_by_turn() {
     let text = std::fs::read_to_string(fixtures().join("golden.json")).unwrap();
@@ -121,7 +111,10 @@ fn bridges_are_found_by_rendering() {
         "<|im_end|>\n<|im_start|>assistant\n"
     );
     let bridge = chat(WITH_HEADERS).bridge().unwrap();
-    assert_eq!(bridge.before_observation, "<|im_start|>user (today)\n\n");
+    assert_eq!(
+        bridge.before_observation,
+        "<|im_start|>user (26 Jul 2024)\n\n"
+    );
 }
 
 #[test]
@@ -136,7 +129,7 @@ fn templates_of_other_families_render_and_pass_the_check() {
     let with_headers = chat(WITH_HEADERS);
     assert_eq!(
         with_headers.render(&messages, false).unwrap(),
-        "<|endoftext|><|im_start|>user (today)\n\nHi.<|im_end|>"
+        "<|endoftext|><|im_start|>user (26 Jul 2024)\n\nHi.<|im_end|>"
     );
     with_tools.check(&tokenizer).unwrap();
     with_headers.check(&tokenizer).unwrap();
@@ -146,34 +139,24 @@ fn templates_of_other_families_render_and_pass_the_check() {
         .unwrap();
     assert_eq!(
         tokenizer.decode(&ids, false),
-        "<|im_start|>user (today)\n\nseen<|im_end|><|im_start|>assistant (today)\n\n"
+        "<|im_start|>user (26 Jul 2024)\n\nseen<|im_end|><|im_start|>assistant (26 Jul 2024)\n\n"
     );
 }
 
 #[test]
-fn a_template_that_rewrites_history_is_refused() {
-    let message = chat(FORGETFUL).check(&fixture().1).unwrap_err().to_string();
-    for word in [
-        "rewrites earlier turns",
-        "<think>",
-        "rollout.history",
-        "chat_template.jinja",
-    ] {
-        assert!(message.contains(word), "{message}");
-    }
-}
-
-#[test]
-fn a_system_message_that_moves_is_refused_and_one_that_raises_is_not() {
+fn a_system_message_that_moves_is_said_and_one_that_raises_is_not() {
     let moving = "{%- for m in messages %}{%- if m.role != 'system' %}\
         {{- '<|im_start|>' + m.role + '\\n' + (messages[0].content + '\\n' if loop.last and messages[0].role == 'system' else '') + m.content + '<|im_end|>\\n' }}\
         {%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-    let message = chat(moving).check(&fixture().1).unwrap_err().to_string();
-    assert!(message.contains("rewrites earlier turns"), "{message}");
+    let said = chat(moving).check(&fixture().1).unwrap();
+    assert!(
+        said.len() == 1 && said[0].contains("with a system message"),
+        "{said:?}"
+    );
     let raising = "{%- for m in messages %}{%- if m.role == 'system' %}{{ raise_exception('no system here') }}{%- endif %}\
         {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}\
         {%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-    chat(raising).check(&fixture().1).unwrap();
+    assert!(chat(raising).check(&fixture().1).unwrap().is_empty());
     let system = [Message::new(Role::System, "x")];
     let message = chat(raising).render(&system, true).unwrap_err().to_string();
     assert!(message.contains("no system here"), "{message}");
@@ -241,23 +224,6 @@ fn templates_are_found_where_folders_keep_them() {
     assert!(
         message.contains("tokenizer_config.json") && message.contains("does not parse"),
         "{message}"
-    );
-}
-
-#[test]
-fn tojson_is_pythons() {
-    let render = |template: &str| chat(template).render(&[user("it's <b> é")], false).unwrap();
-    assert_eq!(
-        render("{{ messages[0] | tojson }}"),
-        r#"{"role": "user", "content": "it's <b> é"}"#
-    );
-    assert_eq!(
-        render("{{ [1, [], {}, true, none, 1.0] | tojson(ensure_ascii=false) }}"),
-        "[1, [], {}, true, null, 1.0]"
-    );
-    assert_eq!(
-        render("{{ {'a': [1]} | tojson(indent=2) }}"),
-        "{\n  \"a\": [\n    1\n  ]\n}"
     );
 }
 

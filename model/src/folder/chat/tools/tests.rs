@@ -170,11 +170,6 @@ fn a_template_that_rewrites_calls_or_answers_later_is_refused_by_the_check() {
             "message['content'] + '\\n</tool_response>'",
             "(message['content'] if loop.nextitem is not defined else '') + '\\n</tool_response>'",
         ),
-        // Thoughts before earlier calls are dropped.
-        (
-            "{{- '\\n' + message['content'] }}",
-            "{{- '\\n' + (message['content'] if loop.last else message['content'].split('</think>')[-1]) }}",
-        ),
         // Earlier calls are dropped.
         (
             "{{- '\\n' + message['content'] }}",
@@ -189,6 +184,15 @@ fn a_template_that_rewrites_calls_or_answers_later_is_refused_by_the_check() {
         assert!(message.contains("rewrites earlier turns"), "{message}");
         assert!(message.contains("m/chat_template.jinja"), "{message}");
     }
+    // Thoughts before earlier calls may be.
+    let forgetful = TOOLS_TEMPLATE.replace(
+        "{{- '\\n' + message['content'] }}",
+        "{{- '\\n' + (message['content'] if loop.last else message['content'].split('</think>')[-1]) }}",
+    );
+    assert_ne!(forgetful, TOOLS_TEMPLATE);
+    let said = of(&forgetful).with_tools(&tools()).unwrap();
+    let said = said.check(&tokenizer()).unwrap();
+    assert!(said[0].contains("thoughts of earlier replies"), "{said:?}");
 }
 
 #[test]
