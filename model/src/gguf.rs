@@ -88,7 +88,10 @@ pub fn import(
     let written = text.files.iter();
     let written = written.map(|(name, text)| ((*name).to_owned(), text.clone().into_bytes()));
     // Refuses what would be no tokenizer before the weights are written.
-    let tokenizer = Tokenizer::from_files(&written.collect(), from)?;
+    let tokenizer = Tokenizer::from_files(&written.collect(), from).map_err(|e| match e {
+        Error::Tokenizer { message, .. } => file.bad(format!("its tokenizer: {message}")),
+        other => other,
+    })?;
     let scratch = Scratch::beside(to)?;
     let config = described.config.saying(dtype).to_text();
     let generation = described.generation.as_ref().map(vocabulary::pretty);

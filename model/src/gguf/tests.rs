@@ -442,7 +442,7 @@ fn what_cannot_be_imported_is_named() {
         (|s| _ = s.kinds.pop(), &["types of tokens"]),
         (
             |s| s.merges.push("nothing here".into()),
-            &["not a tokenizer"],
+            &["its tokenizer: not a tokenizer"],
         ),
         (|s| s.version = 1, &["version 1"]),
     ];
