@@ -151,11 +151,13 @@ def compare(program, path, folder, pre):
 
     ran = subprocess.run([program, "--quiet", "import", str(path), "--to", str(folder)], capture_output=True, text=True)
     if ran.returncode:
-        return print(f"ids of {pre}: not imported: {ran.stderr[:300]}")
+        print(f"ids of {pre}: not imported: {ran.stderr[:300]}")
+        return 1
     ran = subprocess.run([sys.executable, __file__, "llama-ids", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     said = [line for line in ran.stdout.decode().splitlines() if line.startswith("ids ")]
     if not said:
-        return print(f"ids of {pre}: llama.cpp does not take the file (ended with {ran.returncode})")
+        print(f"ids of {pre}: llama.cpp does not take the file (ended with {ran.returncode})")
+        return 1
     ours, equal, other = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), 0, []
     for text, theirs in zip(texts(), json.loads(said[0][4:])):
         composed = unicodedata.normalize("NFC", text) == text or pre not in COMPOSING
