@@ -18,8 +18,10 @@ pub struct PolicyText {
     /// `generation_config.json`, kept byte by byte.
     generation: Option<Arc<[u8]>>,
     eos_ids: Arc<[u32]>,
-    /// The id that ends a reply in the template.
-    end_of_turn: Option<u32>,
+    /// Those behind which the template's own end does not follow: itself.
+    closing_ids: Arc<[u32]>,
+    /// How many of the ends are the folder's; the last one may be the template's alone.
+    folder_ends: usize,
     vocab_size: usize,
 }
 
@@ -64,6 +66,7 @@ impl PolicyText {
             });
         }
         let mut eos_ids = eos_ids((vocab_size, end), generation.as_deref(), dir)?;
+        let folder_ends = eos_ids.len();
         // Who checks the template says why it has none.
         let end_of_turn = chat.end_of_turn_id(&tokenizer).ok();
         eos_ids.extend(end_of_turn.filter(|id| !eos_ids.contains(id)));
@@ -72,7 +75,8 @@ impl PolicyText {
             chat: Arc::new(chat),
             generation,
             eos_ids: eos_ids.into(),
-            end_of_turn,
+            closing_ids: end_of_turn.into_iter().collect(),
+            folder_ends,
             vocab_size,
         })
     }
@@ -117,7 +121,17 @@ impl PolicyText {
     /// Whether these ids end as the template ends a reply. After any other end, the template's
     /// follows, as after a message that was cut off.
     pub fn closes(&self, ids: &[u32]) -> bool {
-        self.end_of_turn.is_some() && ids.last().copied() == self.end_of_turn
+        ids.last().is_some_and(|id| self.closing_ids.contains(id))
+    }
+
+    /// The same for a plan without `close_replies`: the folder's ends alone, and nothing follows them.
+    pub fn of_older_plans(&self) -> Self {
+        let ends: Arc<[u32]> = self.eos_ids[..self.folder_ends].into();
+        Self {
+            eos_ids: Arc::clone(&ends),
+            closing_ids: ends,
+            ..self.clone()
+        }
     }
 
     /// The number of ids that the model knows.

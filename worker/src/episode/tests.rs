@@ -649,6 +649,19 @@ async fn behind_an_end_that_is_not_the_templates_its_own_follows() {
         assert!(sequence.token_ids[own.end..].starts_with(&seen));
         assert!(!sequence.loss_mask[own.end..own.end + seen.len()].contains(&true));
     }
+    let mut player = able_player(|_| {}).await;
+    player.text = text.of_older_plans();
+    assert_eq!(player.text.eos_ids(), [other]);
+    let older = player.begin(&request(2, 0)).await.unwrap();
+    let own = span(&older.turns[0]);
+    assert_eq!(
+        older.sequences[0].token_ids[own.clone()],
+        sequence.token_ids[own.clone()]
+    );
+    assert_ne!(
+        older.sequences[0].token_ids[own.end], end,
+        "plans from before play as they did"
+    );
 }
 
 /// Engines on one thread that have sampled nothing yet.

@@ -19,6 +19,7 @@ use crate::{Error, Report, Result, StageContext, panics};
 use agentgym_envs::FaultKind;
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
 use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::plan::Plan;
 use agentgym_model::PolicyText;
 use agentgym_storage::Outputs;
 use std::collections::BTreeMap;
@@ -313,6 +314,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         .iter()
         .find(|input| input.name == POLICY);
     let (text, engine) = engine(context, source.map(|input| input.from)).await?;
+    let text = as_planned(plan, text);
     let mut calling = BTreeMap::new();
     for (name, environment) in &environments {
         if let Some(tools) = environment.spec.offered() {
@@ -340,7 +342,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
 async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyText, TurnEngine)> {
     let (plan, resources) = (&context.plan, &context.resources);
     if context.part.id.stage == Stage::Rollout && plan.generates_by_server() {
-        let text = artifacts::policy_text(context, POLICY).await?;
+        let text = as_planned(plan, artifacts::policy_text(context, POLICY).await?);
         let served = Served {
             config: &plan.config.actor_rollout_ref.rollout.server,
             probe: probes::of(context).await?,
@@ -377,6 +379,13 @@ async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyT
     };
     let decoder = Decoder::start(&policy, options, &context.beat)?;
     Ok((policy.text().clone(), TurnEngine::Own(decoder)))
+}
+
+fn as_planned(plan: &Plan, text: PolicyText) -> PolicyText {
+    match plan.config.actor_rollout_ref.rollout.close_replies {
+        true => text,
+        false => text.of_older_plans(),
+    }
 }
 
 /// Writes episodes; rejects an inconsistent one.
