@@ -18,7 +18,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --eval) command=eval ;;
     --no-lessons)
-      keys=(sft.steps=0 'sft.sources=[]' actor_rollout_ref.agentgym.reply_prefix=Action:
+      keys=(sft.steps=0 'sft.sources=[]' 'actor_rollout_ref.agentgym.reply_prefix="Action:"'
         actor_rollout_ref.agentgym.lenient_actions=true)
       ;;
     *) break ;;
