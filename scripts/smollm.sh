@@ -11,7 +11,8 @@ cargo build --release --workspace --bins
 program="${CARGO_TARGET_DIR:-target}/release/agentgym-submit"
 mkdir -p target
 if [ ! -e target/smollm2 ]; then
-  "$program" import "$(smollm target)" --to target/smollm2
+  file="$(smollm target)"
+  "$program" import "$file" --to target/smollm2
 fi
 command=run keys=()
 while [ $# -gt 0 ]; do

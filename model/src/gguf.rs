@@ -17,7 +17,7 @@ use crate::folder::layout::{Layout, encoded, write_tensors};
 use crate::folder::names::CONFIG;
 use crate::folder::shards::SHARD_BYTES_MAX;
 use crate::policy_text::GENERATION_CONFIG;
-use crate::{Error, Result, Tokenizer};
+use crate::{Architecture, Error, Result, Tokenizer};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
@@ -77,6 +77,7 @@ pub fn import(
     dtype: Dtype,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported> {
+    let to = &std::path::absolute(to).map_err(Error::io(to))?;
     let mut file = GgufFile::open(from)?;
     // Families first: a tokenizer of another one is no news.
     let tokens = match file.value("tokenizer.ggml.tokens") {
@@ -153,7 +154,8 @@ fn write_weights(
     let (from, mut done) = (file.path.clone(), 0);
     write_tensors(to, layout, tensors.collect(), &mut |path, name, out| {
         let projects = ["q_proj.weight", "k_proj.weight"];
-        let turned = described.interleaved && projects.iter().any(|end| name.ends_with(end));
+        let turned = described.config.architecture == Architecture::Llama
+            && projects.iter().any(|end| name.ends_with(end));
         let head = turned.then_some(described.config.head_dim);
         pieces(file, &described.places[name], head, &mut |numbers| {
             let bytes = match numbers.iter().find(|number| !number.is_finite()) {
@@ -209,10 +211,14 @@ fn pieces(
 struct Scratch(PathBuf);
 
 impl Scratch {
+    /// Without anything that an earlier process of this number has left.
     fn beside(to: &Path) -> Result<Self> {
         let name = to.file_name().unwrap_or_default().to_string_lossy();
         let path = to.with_file_name(format!(".{name}.import-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(Error::io(&path))?;
+        let _ = std::fs::remove_dir_all(&path);
+        let parent = to.parent().unwrap_or(to);
+        std::fs::create_dir_all(parent).map_err(Error::io(parent))?;
+        std::fs::create_dir(&path).map_err(Error::io(&path))?;
         Ok(Self(path))
     }
 
@@ -223,7 +229,10 @@ impl Scratch {
             let synced = File::open(&path).and_then(|file| file.sync_all());
             synced.map_err(Error::io(&path))?;
         }
-        std::fs::rename(&self.0, to).map_err(Error::io(to))
+        std::fs::rename(&self.0, to).map_err(Error::io(to))?;
+        let parent = to.parent().unwrap_or(to);
+        let synced = File::open(parent).and_then(|folder| folder.sync_all());
+        synced.map_err(Error::io(parent))
     }
 }
 

@@ -124,10 +124,12 @@ impl PolicyText {
         ids.last().is_some_and(|id| self.closing_ids.contains(id))
     }
 
-    /// The same for a plan without `close_replies`: the folder's ends alone, and nothing follows them.
+    /// The same for a plan without `close_replies`: the folder's ends alone, nothing follows them, and
+    /// what is said next is encoded as a text of its own.
     pub fn of_older_plans(&self) -> Self {
         let ends: Arc<[u32]> = self.eos_ids[..self.folder_ends].into();
         Self {
+            chat: Arc::new(self.chat.bridging_alone()),
             eos_ids: Arc::clone(&ends),
             closing_ids: ends,
             ..self.clone()

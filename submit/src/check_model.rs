@@ -170,7 +170,7 @@ impl Found {
             },
             tokenizer_ids: Some(text.tokenizer().vocab_size()),
             chat_template: true,
-            notes: text.chat().told().into_iter().collect(),
+            notes: template_note(text.chat()).into_iter().collect(),
             tools: calls(text.chat(), text.tokenizer()),
             missing: Vec::new(),
             candle: Some(file),
@@ -206,8 +206,7 @@ impl Found {
         self.tokenizer_ids = Some(tokenizer.vocab_size());
         if let Some(chat) = &chat {
             self.chat_template = true;
-            let told = chat.told().map(|told| format!("the chat template {told}"));
-            self.notes.extend(told);
+            self.notes.extend(template_note(chat));
             self.tools = calls(chat, &tokenizer);
         }
         self.notes.extend(said_twice(folder, &tokenizer));
@@ -491,4 +490,8 @@ impl MemoryOf {
         lines.push(format!("this machine has {}", bytes(self.machine)));
         lines
     }
+}
+/// What the template of a folder is told.
+fn template_note(chat: &Chat) -> Option<String> {
+    chat.told().map(|told| format!("the chat template {told}"))
 }

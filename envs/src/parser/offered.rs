@@ -2,14 +2,14 @@
 
 use super::Parsed;
 
-/// The action on offer that a reply means, if it names just one; else what the parser read. An action
-/// that is on offer as it was read stays.
+/// The action on offer that a reply means, if it names just one; else what the parser read. Where an
+/// action was read, its own words count alone.
 pub(crate) fn lenient(parsed: Parsed, text: &str, offered: &[String]) -> Parsed {
     let read = parsed.action.as_deref().filter(|_| parsed.found);
     if read.is_some_and(|read| offered.iter().any(|action| action == read)) {
         return parsed;
     }
-    let said = words(text);
+    let said = words(read.unwrap_or(text));
     let named = offered.iter().filter(|action| {
         let action = words(action);
         !action.is_empty() && said.windows(action.len()).any(|at| at == action)
@@ -74,6 +74,9 @@ mod tests {
                 "{text}"
             );
         }
+        // What stands around an action does not count, whether the action is on offer or not.
+        let other = "Thought: my key check is over\nAction: open the door";
+        assert_eq!(read(other), Parser::ActionLine.parse(&[], other));
         let exact = read("Thought: pick up key\nAction: turn left");
         assert_eq!(exact.action.as_deref(), Some("turn left"));
         assert!(!exact.normalised);

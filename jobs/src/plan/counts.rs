@@ -39,6 +39,12 @@ impl Plan {
             && rollout.top_p >= 1.0
     }
 
+    /// The head of every reply, which the policy does not sample.
+    pub fn reply_prefix(&self) -> Option<&str> {
+        let gym = &self.config.actor_rollout_ref.agentgym;
+        gym.reply_prefix.as_deref()
+    }
+
     /// True if an inference server generates the rollouts.
     pub fn generates_by_server(&self) -> bool {
         let config = &self.config;

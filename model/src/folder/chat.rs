@@ -64,6 +64,8 @@ pub struct Chat {
     tools: Json,
     /// The same template with the tools that were asked for last, found fit for them.
     offering: Arc<Mutex<Option<Box<Chat>>>>,
+    /// Encodes what follows a reply as a text of its own, as plans without `close_replies` have it.
+    bridges_alone: bool,
     path: PathBuf,
 }
 
@@ -99,8 +101,18 @@ impl Chat {
             guarded,
             tools: Json::Null,
             offering: Arc::default(),
+            bridges_alone: false,
             path,
         })
+    }
+
+    /// The same for plans without `close_replies`.
+    pub(crate) fn bridging_alone(&self) -> Self {
+        Self {
+            offering: Arc::default(),
+            bridges_alone: true,
+            ..self.clone()
+        }
     }
 
     /// The same template, given these settings; what they leave open stays as it is.
@@ -289,7 +301,7 @@ impl Chat {
         // end of a reply is encoded behind it.
         let mut ids = tokenizer.encode_parts(&guarded.parts(&(end.clone() + &text)))?;
         match tokenizer.token_to_id(&end) {
-            Some(end) if ids.first() == Some(&end) => drop(ids.remove(0)),
+            Some(end) if ids.first() == Some(&end) && !self.bridges_alone => drop(ids.remove(0)),
             _ => ids = tokenizer.encode_parts(&guarded.parts(&text))?,
         }
         Ok(Some(ids))

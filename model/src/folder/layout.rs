@@ -126,7 +126,7 @@ pub(crate) fn encoded(dtype: Dtype, numbers: &[f32]) -> Result<Vec<u8>, String> 
     match rounded.iter().position(|x| !x.is_finite()) {
         None => Ok(rounded.into_iter().flat_map(bf16::to_le_bytes).collect()),
         Some(at) => Err(format!(
-            "number {at} is {}, which is beyond bf16; write f32",
+            "number {at} is {}, which is beyond bf16; write f32 (--dtype f32)",
             numbers[at]
         )),
     }

@@ -6,6 +6,7 @@ use crate::folder::names::{EMBEDDING, HEAD};
 use crate::folder::parameter::is_dense;
 use crate::folder::rope::{Rope, RopeScaling};
 use crate::folder::weights::parameter_shapes;
+use crate::policy_text::END_KEY;
 use crate::{Architecture, Error, ModelConfig, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -31,13 +32,15 @@ const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// Llama 3's scaling, of which files hold the resulting factors alone: low and high factor, and the
 /// original context.
 const LLAMA3: (f64, f64, f64) = (1.0, 4.0, 8192.0);
+/// Factors of heads that are wider than any model's.
+const FACTORS_MAX: usize = 4096;
 /// Factors are f32 that several converters compute in their own order.
 const FACTOR_TOLERANCE: f64 = 1e-5;
 
 /// Ids that end a message, and the others that a model's files name: as the header and as
 /// Hugging Face call them.
 const ENDS: [&str; 3] = ["eos", "eot", "eom"];
-const IDS: [(&str, &str); 3] = [("bos", "bos"), ("padding", "pad"), ("unknown", "unk")];
+const IDS: [(&str, &str); 3] = [("bos", "bos"), ("padding", "pad"), ("eos", "eos")];
 
 /// Where the parameters are: names of Hugging Face's, in their sorted order.
 pub(super) type Places = BTreeMap<String, Place>;
@@ -45,11 +48,9 @@ pub(super) type Places = BTreeMap<String, Place>;
 /// What the header says of the model.
 pub(super) struct Described {
     pub(super) config: ModelConfig,
-    /// `generation_config.json`, where several ids end a message.
+    /// `generation_config.json`, where other ids end a message than `config.json` says.
     pub(super) generation: Option<Value>,
     pub(super) places: Places,
-    /// Whether rows of queries and keys have to be put back in order.
-    pub(super) interleaved: bool,
 }
 
 /// An id that the header names, found to be one of the tokens.
@@ -90,10 +91,12 @@ pub(super) fn describe(file: &mut GgufFile, tokens: usize) -> Result<Described> 
         .collect();
     ends.sort_unstable();
     ends.dedup();
-    let generation = (ends.len() > 1).then(|| json!({"eos_token_id": ends}));
+    // Several, or one that is not `config.json`'s.
+    let said = config.raw(END_KEY).and_then(Value::as_u64);
+    let generation =
+        (!ends.is_empty() && ends != Vec::from_iter(said)).then(|| json!({"eos_token_id": ends}));
     Ok(Described {
         places: places(file, &config)?,
-        interleaved: architecture == Architecture::Llama,
         config,
         generation,
     })
@@ -185,8 +188,8 @@ fn config(
         "tie_word_embeddings": !file.tensors.contains_key("output.weight"),
         "torch_dtype": "float32",
     });
-    for (theirs, ours) in IDS.into_iter().chain([("eos", "eos")]) {
-        if let Some(id) = id(file, theirs, tokens)?.filter(|_| ours != "unk") {
+    for (theirs, ours) in IDS {
+        if let Some(id) = id(file, theirs, tokens)? {
             raw[format!("{ours}_token_id")] = id.into();
         }
     }
@@ -199,11 +202,12 @@ fn scaling(file: &GgufFile, family: &str, context: u64, llama3: Option<Value>) -
     let old = file
         .real(&format!("{family}.rope.scale_linear"))?
         .filter(|factor| *factor != 1.0);
-    let kind = match (file.text(&key("type"))?, old) {
-        (None, Some(_)) => "linear",
-        (kind, _) => kind.unwrap_or("none"),
-    };
     let factor = file.real(&key("factor"))?.or(old).unwrap_or(1.0);
+    // Without a type, a factor is linear.
+    let kind = match file.text(&key("type"))? {
+        None if factor != 1.0 => "linear",
+        kind => kind.unwrap_or("none"),
+    };
     let plain =
         |name: &str| Ok::<_, Error>(file.real(&key(name))?.is_none_or(|found| found == 1.0));
     let odd = [
@@ -249,6 +253,12 @@ fn llama3(file: &mut GgufFile) -> Result<Option<Value>> {
     let Some(place) = file.tensors.get(ROPE_FACTORS).cloned() else {
         return Ok(None);
     };
+    if place.numbers() > FACTORS_MAX {
+        return Err(file.bad(format!(
+            "{ROPE_FACTORS} has {} numbers; take another file of this model",
+            place.numbers()
+        )));
+    }
     let mut bytes = vec![0; place.bytes as usize];
     file.read(&place, 0, &mut bytes)?;
     let mut found = Vec::new();

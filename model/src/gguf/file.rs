@@ -13,6 +13,8 @@ const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 /// Bounds beyond any model: entries and tensors of a header, entries of a list, bytes of a text.
 const ENTRIES_MAX: u64 = 1 << 16;
 const LIST_MAX: u64 = 1 << 22;
+/// Entries of all lists together: each takes more memory than it has bytes in the file.
+const LISTED_MAX: u64 = 1 << 24;
 const TEXT_MAX: u64 = 1 << 24;
 const DIMENSIONS_MAX: u32 = 4;
 /// Lists of lists end here.
@@ -88,6 +90,7 @@ impl GgufFile {
         let mut header = Header {
             path,
             left: length,
+            listed: LISTED_MAX,
             file: BufReader::new(file),
         };
         if length < MAGIC.len() as u64 || &header.bytes::<4>()? != MAGIC {
@@ -202,7 +205,8 @@ impl GgufFile {
     }
 
     pub(super) fn real(&self, key: &str) -> Result<Option<f64>> {
-        self.get(key, "a number", Value::real)
+        let finite = |value: &Value| value.real().filter(|number| number.is_finite());
+        self.get(key, "a number", finite)
     }
 
     /// A whole number of 0 or more.
@@ -234,6 +238,8 @@ impl GgufFile {
 struct Header<'a> {
     path: &'a Path,
     left: u64,
+    /// Entries that its lists may still have.
+    listed: u64,
     file: BufReader<File>,
 }
 
@@ -306,7 +312,8 @@ impl Header<'_> {
             8 => Value::Text(self.text()?),
             9 if depth > 0 => {
                 let kind = self.u32()?;
-                let count = self.count("entries of a list", LIST_MAX)?;
+                let count = self.count("entries of a list", LIST_MAX.min(self.listed))?;
+                self.listed -= count;
                 let mut all = Vec::new();
                 for _ in 0..count {
                     all.push(self.value(kind, depth - 1)?);

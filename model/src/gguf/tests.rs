@@ -10,7 +10,7 @@ use crate::tests::{SHAPES, Shape, fixtures, random_policy, requests, sequences};
 use crate::{
     Architecture, ComputeOptions, Device, Policy, PolicyText, Rope, RopeScaling, Tokenizer, score,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -182,7 +182,10 @@ fn scaled_frequencies_are_those_of_the_file_or_refused() {
         s.text(&key("type"), "linear");
         s.real(&key("factor"), 4.0);
     });
-    assert_eq!(scaling(&linear), RopeScaling::Linear { factor: 4.0 });
+    let bare = with(&|s| s.real(&key("factor"), 4.0));
+    for sketch in [linear, bare] {
+        assert_eq!(scaling(&sketch), RopeScaling::Linear { factor: 4.0 });
+    }
     let yarn = with(&|s| {
         s.text(&key("type"), "yarn");
         s.real(&key("factor"), 4.0);
@@ -275,6 +278,16 @@ fn what_ends_begins_and_is_special_is_said() {
         .unwrap()
         .len();
     assert_eq!(added, 4, "three special ones and a word");
+    // An end that is not `eos` stays one where it is alone, too.
+    let mut alone = sketch.clone();
+    alone.values.remove("tokenizer.ggml.eos_token_id");
+    let (_scratch, to, told) = imported(&alone, Dtype::F32);
+    told.unwrap();
+    let said = std::fs::read_to_string(to.join("generation_config.json")).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&said).unwrap()["eos_token_id"],
+        json!([0])
+    );
     // The first token of a model that says nothing is that of its pre-tokenizer.
     let begins = |pre: &str| {
         let mut sketch = sketch.clone();
@@ -381,7 +394,19 @@ type Edit = fn(&mut Sketch);
 #[test]
 fn what_cannot_be_imported_is_named() {
     let plain = Sketch::of(&random_policy(shapes().next().unwrap(), 1));
-    let cases: [(Edit, &[&str]); 18] = [
+    let cases: [(Edit, &[&str]); 21] = [
+        (
+            |s| s.real("qwen2.attention.layer_norm_rms_epsilon", f32::NAN),
+            &["layer_norm_rms_epsilon is not what belongs there"],
+        ),
+        (
+            |s| s.tokens[7] = "x".repeat(2000),
+            &["a token of 2000 bytes"],
+        ),
+        (
+            |s| s.tensor("rope_freqs.weight", &[5000], &[2.0; 5000]),
+            &["rope_freqs.weight has 5000 numbers"],
+        ),
         (
             |s| s.text("general.architecture", "gemma3"),
             &["\"gemma3\"", "llama, qwen2, qwen3"],

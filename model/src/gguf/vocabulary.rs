@@ -14,6 +14,8 @@ const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
+/// Longer ones are no tokens, and sentencepiece's merges grow with the square of it.
+const TOKEN_BYTES_MAX: usize = 1 << 10;
 /// Sentencepiece's mark for a blank.
 const BLANK: &str = "\u{2581}";
 
@@ -35,6 +37,12 @@ pub(super) fn read(file: &GgufFile) -> Result<Vocabulary> {
              model",
             tokens.len(),
             types.len()
+        )));
+    }
+    if let Some(long) = tokens.iter().find(|token| token.len() > TOKEN_BYTES_MAX) {
+        return Err(file.bad(format!(
+            "has a token of {} bytes, above {TOKEN_BYTES_MAX}; take another file of this model",
+            long.len()
         )));
     }
     let mut ids = BTreeMap::new();
@@ -110,12 +118,13 @@ pub(super) fn read(file: &GgufFile) -> Result<Vocabulary> {
             config[format!("{ours}_token")] = token.into();
         }
     }
-    if let Some(token) = named("bos")?.filter(|_| begins) {
+    if let Some(bos_id) = id(file, "bos", tokens.len())?.filter(|_| begins) {
+        let token = tokens[bos_id as usize];
         let bos = json!({"SpecialToken": {"id": token, "type_id": 0}});
         let pair = ["A", "B"].map(|of| json!({"Sequence": {"id": of, "type_id": 0}}));
         json["post_processor"] = json!({
             "type": "TemplateProcessing", "single": [bos, pair[0]], "pair": [bos, pair[0], pair[1]],
-            "special_tokens": {(token): {"id": token, "ids": [ids[token]], "tokens": [token]}},
+            "special_tokens": {(token): {"id": token, "ids": [bos_id], "tokens": [token]}},
         });
     }
     let mut files = BTreeMap::from([
@@ -163,7 +172,12 @@ fn byte_level(file: &GgufFile, vocabulary: Map<String, Json>) -> Result<Describe
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     let steps: Vec<Json> = steps.chain([bytes.clone()]).collect();
     let normalizer = split.composes.then(|| json!({"type": "NFC"}));
-    let model = bpe(vocabulary, json!(merges), split.ignores_merges, None);
+    let model = bpe(
+        vocabulary,
+        json!(merges),
+        split.ignores_merges,
+        (false, None),
+    );
     let all = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "post_processor": bytes, "decoder": bytes,
@@ -176,11 +190,11 @@ fn bpe(
     vocabulary: Map<String, Json>,
     merges: Json,
     ignores_merges: bool,
-    unknown: Option<&str>,
+    (falls_back, unknown): (bool, Option<&str>),
 ) -> Json {
     json!({
         "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": unknown.is_some(), "byte_fallback": unknown.is_some(),
+        "end_of_word_suffix": null, "fuse_unk": unknown.is_some(), "byte_fallback": falls_back,
         "ignore_merges": ignores_merges, "vocab": vocabulary, "merges": merges,
     })
 }
@@ -232,7 +246,7 @@ fn sentencepiece(
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
         "normalizer": {"type": "Sequence", "normalizers": normalizers}, "pre_tokenizer": null,
         "post_processor": null, "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": bpe(vocabulary, json!(merges), false, unknown),
+        "model": bpe(vocabulary, json!(merges), false, (true, unknown)),
     });
     Ok(("llama".to_owned(), true, all))
 }

@@ -43,10 +43,11 @@ pub(crate) fn advice(plan: &Plan, model: &ModelSize) -> Vec<String> {
     let (turn, all) = (actor.rollout.max_tokens, actor.rollout.response_length);
     let rounds = (1..=plan.iterations).map(|n| plan.rounds_max(n)).max();
     let rounds = rounds.unwrap_or(1) as usize;
-    if pipeline != Pipeline::Sft && rounds > 1 && 2 * turn > all {
-        let better = (all / (2 * rounds)).max(TURN_MIN);
+    let better = (all / (2 * rounds)).max(TURN_MIN);
+    let is_whole = actor.agentgym.context_turns.is_none();
+    if pipeline != Pipeline::Sft && rounds > 1 && is_whole && 2 * turn > all && 2 * better <= all {
         lines.push(format!(
-            "actor_rollout_ref.rollout.max_tokens={better}: one reply of {turn} tokens leaves no room for a second one in \
+            "actor_rollout_ref.rollout.max_tokens={better}: a reply of {turn} tokens leaves no room for a second as long in \
              the {all} of data.max_response_length, and episodes have up to {rounds} rounds"
         ));
     }
@@ -103,5 +104,11 @@ trainer: {total_training_steps: 3}
         let better = said.split(':').next().unwrap();
         assert_eq!(advised(&[better]), "");
         assert_eq!(advised(&["actor_rollout_ref.rollout.max_tokens=300"]), "");
+        // Where even short replies fill it, no value would do.
+        let small = "data.max_response_length=20";
+        assert_eq!(
+            advised(&[small, "actor_rollout_ref.rollout.max_tokens=12"]),
+            ""
+        );
     }
 }

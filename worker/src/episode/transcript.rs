@@ -114,8 +114,12 @@ impl Transcript {
                 ),
                 false => format!("actor_rollout_ref.rollout.max_model_len = {tokens_max} leaves"),
             };
+            let prefix = match prefix.len() {
+                0 => String::new(),
+                n => format!(" and actor_rollout_ref.agentgym.reply_prefix {n}"),
+            };
             let why = format!(
-                "task {}: its prompt has {} tokens, {limit} no room for a reply",
+                "task {}: its prompt has {} tokens{prefix}, {limit} no room for a reply",
                 request.task,
                 ids.len()
             );

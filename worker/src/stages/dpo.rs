@@ -191,12 +191,7 @@ pub(super) fn encoded(plan: &Plan, pair: &Pair, policy: &Policy) -> Result<[Enco
         } else {
             "rejected answer"
         };
-        let prefix = plan
-            .config
-            .actor_rollout_ref
-            .agentgym
-            .reply_prefix
-            .as_deref();
+        let prefix = plan.reply_prefix();
         let conversation = pair.conversation(chosen, prefix);
         conversation.encode_below(policy, what, (KEY, limit))
     };

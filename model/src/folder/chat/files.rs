@@ -81,7 +81,13 @@ impl Chat {
         let chat = Self::new(template, named_tokens, special, path)?;
         match json(files, settings_file, dir)? {
             None => Ok(Some(chat)),
-            Some(settings) => chat.with_settings(&settings).map(Some),
+            Some(settings) => match chat.with_settings(&settings) {
+                Err(Error::Template { message, .. }) => Err(Error::Template {
+                    path: dir.join(settings_file),
+                    message,
+                }),
+                chat => chat.map(Some),
+            },
         }
     }
 

@@ -6,6 +6,9 @@ use minijinja::{Error, ErrorKind, State};
 use serde_json::Value as Json;
 use std::io::{Result as Written, Write};
 
+/// Bytes of an indent or a separator of `tojson`.
+const STYLE_BYTES_MAX: usize = 64;
+
 /// The function with which templates refuse a conversation.
 pub(super) fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -67,12 +70,12 @@ pub(super) fn to_json(
     options.assert_all_used()?;
     let indent = match indent? {
         None => None,
-        Some(text) if text.as_str().is_some() => Some(text.to_string()),
-        Some(spaces) => Some(" ".repeat(usize::try_from(spaces)?.min(64))),
+        Some(text) if text.as_str().is_some() => Some(short(&text)?),
+        Some(spaces) => Some(" ".repeat(usize::try_from(spaces)?.min(STYLE_BYTES_MAX))),
     };
     let (item, key) = match separators? {
         Some(both) => match both.try_iter()?.collect::<Vec<Value>>().as_slice() {
-            [item, key] => (item.to_string(), key.to_string()),
+            [item, key] => (short(item)?, short(key)?),
             _ => return Err(Error::from(ErrorKind::InvalidOperation)),
         },
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
@@ -100,6 +103,18 @@ pub(super) fn to_json(
     }
     .map_err(bad)?;
     Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
+}
+
+/// What stands around every entry, and so cannot be long.
+fn short(text: &Value) -> Result<String, Error> {
+    let text = text.to_string();
+    match text.len() <= STYLE_BYTES_MAX {
+        true => Ok(text),
+        false => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("tojson writes at most {STYLE_BYTES_MAX} bytes around an entry"),
+        )),
+    }
 }
 
 /// How Python's `json.dumps` writes.
@@ -191,7 +206,10 @@ impl serde_json::ser::Formatter for Style {
             return to.write_all(text.as_bytes());
         }
         for unit in text.encode_utf16() {
-            match u8::try_from(unit).ok().filter(u8::is_ascii) {
+            match u8::try_from(unit)
+                .ok()
+                .filter(|byte| (b' '..=b'~').contains(byte))
+            {
                 Some(byte) => to.write_all(&[byte])?,
                 None => write!(to, "\\u{unit:04x}")?,
             }

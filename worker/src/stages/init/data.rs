@@ -49,12 +49,7 @@ pub(super) async fn write(
         let key = format!("sft.{list}[{index}].file");
         let what = format!("{key} {file}");
         let bytes = read(key, file).await?;
-        let prefix = plan
-            .config
-            .actor_rollout_ref
-            .agentgym
-            .reply_prefix
-            .as_deref();
+        let prefix = plan.reply_prefix();
         let rows = parse_file(&what, &bytes, prefix)?;
         if let Some(planned) = source.rows.filter(|planned| *planned != rows.len()) {
             return Err(Error::stage(format!(
@@ -168,13 +163,7 @@ async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair
         option: "dpo.overlong=leave_out",
     };
     let (policy, patience) = (Arc::clone(policy), Patience::of(context));
-    let prefix = context
-        .plan
-        .config
-        .actor_rollout_ref
-        .agentgym
-        .reply_prefix
-        .clone();
+    let prefix = context.plan.reply_prefix().map(str::to_owned);
     let all = pairs.len();
     let kept = blocking(move || {
         let mut kept = Vec::with_capacity(pairs.len());

@@ -343,12 +343,7 @@ async fn content(
     match (&given.file, &given.env, &given.ids) {
         (Some(file), ..) => {
             let bytes = inputs.bytes("init", artifact).await?;
-            let prefix = plan
-                .config
-                .actor_rollout_ref
-                .agentgym
-                .reply_prefix
-                .as_deref();
+            let prefix = plan.reply_prefix();
             let rows = parse_file(&format!("{key}.file {file}"), &bytes, prefix)?;
             Ok(Content::File(rows))
         }
@@ -500,6 +495,6 @@ fn solver(
         solver,
         ids,
         head: (opening.iter().map(Line::of).collect(), instruction),
-        reply_prefix: plan.config.actor_rollout_ref.agentgym.reply_prefix.clone(),
+        reply_prefix: plan.reply_prefix().map(str::to_owned),
     })
 }

@@ -203,6 +203,10 @@ fn what_is_unknown_or_too_large_is_named() {
     for (template, word) in [
         ("\n\n{{ today() }}", "today"),
         ("\n\n{{ 'x' | shout }}", "shout"),
+        (
+            "\n\n{{ [1, 2] | tojson(indent=' ' * 100) }}",
+            "at most 64 bytes",
+        ),
     ] {
         let message = match chat_or(template) {
             Ok(chat) => chat.render(&[user("x")], false).unwrap_err().to_string(),
