@@ -21,7 +21,9 @@ use std::str::FromStr;
 ///
 /// - 1: saved models repeat the dtype of the folder they came from, and episodes do not store the
 ///   probability mass that top_k and top_p kept.
-const FORMAT: u32 = 2;
+/// - 1 and 2: of the ids that end a reply the template's own counts only where the folder names it,
+///   and nothing follows another one; what is said next is encoded as a text of its own.
+const FORMAT: u32 = 3;
 
 /// A frozen plan and values derived from it.
 #[derive(Debug)]

@@ -124,7 +124,7 @@ impl PolicyText {
         ids.last().is_some_and(|id| self.closing_ids.contains(id))
     }
 
-    /// The same for a plan without `close_replies`: the folder's ends alone, nothing follows them, and
+    /// The same for a plan of format 1 or 2: the folder's ends alone, nothing follows them, and
     /// what is said next is encoded as a text of its own.
     pub fn of_older_plans(&self) -> Self {
         let ends: Arc<[u32]> = self.eos_ids[..self.folder_ends].into();

@@ -238,7 +238,7 @@ fn plans_that_are_not_what_was_submitted() {
     let plan: serde_json::Value = serde_json::from_slice(&plan).unwrap();
     for (name, change, why) in [
         ("newer", "/version", "is of format 77"),
-        ("older", "/version", ", reads formats 1 to 2"),
+        ("older", "/version", ", reads formats 1 to 3"),
         ("edited", "/config/run/seed", "it was edited"),
         ("longer", "/iterations", "it was edited"),
         (

@@ -696,9 +696,9 @@ fn a_fork_has_what_its_iterations_read_and_nothing_else_of_its_parent() {
 #[test]
 fn an_older_format_is_read_and_stays_through_revisions_and_forks() {
     let new = plan(&["run.id=r"]);
-    assert_eq!(new.format, 2);
+    assert_eq!(new.format, 3);
     let text = String::from_utf8(new.to_bytes()).unwrap();
-    let stored = text.replacen("\"version\": 2", "\"version\": 1", 1);
+    let stored = text.replacen("\"version\": 3", "\"version\": 1", 1);
     assert_ne!(text, stored);
     let old = Plan::from_bytes(stored.as_bytes()).unwrap();
     assert_eq!((old.format, &old.identity), (1, &new.identity));
@@ -712,10 +712,10 @@ fn an_older_format_is_read_and_stays_through_revisions_and_forks() {
         (1, Some(7))
     );
     assert_eq!(plan(&["run.id=child"]).of_format(old.format).format, 1);
-    let next = text.replacen("\"version\": 2", "\"version\": 3", 1);
+    let next = text.replacen("\"version\": 3", "\"version\": 4", 1);
     let error = Plan::from_bytes(next.as_bytes()).unwrap_err().to_string();
     assert!(
-        error.contains("format 3") && error.contains("formats 1 to 2"),
+        error.contains("format 4") && error.contains("formats 1 to 3"),
         "{error}"
     );
 }

@@ -64,7 +64,7 @@ pub struct Chat {
     tools: Json,
     /// The same template with the tools that were asked for last, found fit for them.
     offering: Arc<Mutex<Option<Box<Chat>>>>,
-    /// Encodes what follows a reply as a text of its own, as plans without `close_replies` have it.
+    /// Encodes what follows a reply as a text of its own, as plans of formats 1 and 2 have it.
     bridges_alone: bool,
     path: PathBuf,
 }
@@ -106,7 +106,7 @@ impl Chat {
         })
     }
 
-    /// The same for plans without `close_replies`.
+    /// The same for plans of formats 1 and 2.
     pub(crate) fn bridging_alone(&self) -> Self {
         Self {
             offering: Arc::default(),

@@ -383,7 +383,7 @@ async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyT
 
 fn as_planned(plan: &Plan, text: PolicyText) -> PolicyText {
     // An API's messages end with the template's end, whatever ends the folder has.
-    match plan.config.actor_rollout_ref.rollout.close_replies || plan.evaluates_by_chat() {
+    match plan.format >= 3 || plan.evaluates_by_chat() {
         true => text,
         false => text.of_older_plans(),
     }

@@ -179,8 +179,6 @@ pub const KEYS: &[KeySpec] = &[
     id("actor_rollout_ref.rollout.response_length", "${data.max_response_length}", "as data.max_response_length")
         .within(whole(0, 100 * MILLION, TOKENS)),
     id("actor_rollout_ref.rollout.history", "template", "template: refuse templates that rewrite history beyond thoughts and blanks; as_sampled: keep ids of any"),
-    option("actor_rollout_ref.rollout.close_replies", "true",
-        "after a reply that ends with another end id than the chat template's, the template's end follows, as after one that was cut off").older("false"),
     bind("actor_rollout_ref.rollout.episode_deadline_s", "600", "an attempt at an episode whose environment calls take longer in all is an environment fault; the policy's own time is not counted")
         .within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.fault_retries", "2", "times a faulted episode is played again, and a fault in its middle answered with a fresh session")

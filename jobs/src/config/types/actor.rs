@@ -104,7 +104,6 @@ pub struct Rollout {
     pub prompt_length: usize,
     pub response_length: usize,
     pub history: History,
-    pub close_replies: bool,
     pub episode_deadline_s: f64,
     pub fault_retries: u32,
     pub empty_share_max: f64,
