@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Source file, command that its message names, test that takes it.
 #[rustfmt::skip]
-const REMEDIES: [(&str, &str, &str); 34] = [
+const REMEDIES: [(&str, &str, &str); 36] = [
     ("jobs/src/config/engine.rs", "eval", "a_program_that_evaluates_alone_names_eval"),
     ("jobs/src/config/keys/table.rs", "eval", "a_program_that_evaluates_alone_names_eval"),
     ("jobs/src/config/keys/table.rs", "fork", "what_a_finished_run_names_is_done"),
@@ -17,13 +17,15 @@ const REMEDIES: [(&str, &str, &str); 34] = [
     ("jobs/src/error.rs", "keys", "unknown_keys_name_the_list_of_keys"),
     ("jobs/src/plan.rs", "eval", "other_words_for_a_command_are_that_command"),
     ("submit/src/api/rescore.rs", "export", "what_is_exported_instead_is_exported"),
-    ("submit/src/check_model.rs", "eval", "check_model_says_what_candle_can_do"),
+    ("submit/src/check_model.rs", "eval", "what_candle_does_not_evaluate_is_named_before_anything_runs"),
     ("submit/src/control.rs", "resume", "what_a_run_without_workers_names_is_done"),
     ("submit/src/fork.rs", "export", "what_is_exported_instead_is_exported"),
     ("submit/src/fork.rs", "fork", "what_a_finished_run_names_is_done"),
     ("submit/src/import.rs", "check-model", "an_imported_model_is_checked_by_the_line_that_is_named"),
     ("submit/src/questions.rs", "inspect", "episodes_are_inspected_by_the_line_that_is_named"),
     ("submit/src/run.rs", "fork", "what_a_finished_run_names_is_done"),
+    ("submit/src/run.rs", "resume", "what_a_run_without_workers_names_is_done"),
+    ("submit/src/run.rs", "watch", "who_follows_a_fleet_and_leaves_is_told_how_to_look_on"),
     ("submit/src/run/next.rs", "serve", "what_a_finished_run_offers_is_opened"),
     ("submit/src/run/next.rs", "view", "what_a_finished_run_offers_is_opened"),
     ("submit/src/runs.rs", "resume", "what_a_run_without_workers_names_is_done"),
@@ -127,7 +129,7 @@ fn episodes_are_inspected_by_the_line_that_is_named() {
         0,
         &["agentgym-submit inspect r "],
     );
-    let absent = "export r --store s --trajectories t.jsonl --stage evaluate";
+    let absent = "export r --store s --trajectories t.jsonl --iteration 0 --stage rollout";
     taken(&scene, absent, 4, &["agentgym-submit inspect r "]);
 }
 
@@ -160,7 +162,8 @@ fn what_is_exported_instead_is_exported() {
     assert!(finish(typed(&scene, &line)).status.success(), "{line}");
     assert!(scene.path("d/policy_after/config.json").exists());
     std::fs::remove_dir_all(scene.path("d")).unwrap();
-    let lessons = "run.pipeline=sft sft.steps=1 sft.sources=[{env:textcraft,ids:0..4}]";
+    let lessons =
+        "run.pipeline=sft sft.steps=1 sft.sources=[{\"env\":\"textcraft\",\"ids\":\"0..4\"}]";
     scene.succeeds(&format!("run.yaml --store s run.id=sft {lessons}"));
     let line = filled(&scene.refuses(
         "fork sft --store s --iteration 0 run.seed=7",
@@ -205,4 +208,33 @@ fn what_a_finished_run_offers_is_opened() {
         }
         server.kill();
     }
+}
+
+#[test]
+fn who_follows_a_fleet_and_leaves_is_told_how_to_look_on() {
+    let scene = Scene::new();
+    let log = scene.path("log");
+    let line = "exec agentgym-submit run.yaml --store s jobs.workers=0";
+    let follower = Running::start_logged(typed(&scene, line), &log);
+    let since = Instant::now();
+    while !scene.path("s/runs/r/plan/0000.json").exists() {
+        assert!(
+            since.elapsed() < Duration::from_secs(30),
+            "nothing is written"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It listens for signals before it writes the plan.
+    follower.signal("INT");
+    follower.wait();
+    let said = std::fs::read_to_string(&log).unwrap();
+    let named = commands(&said);
+    let watch = named
+        .iter()
+        .find(|c| c.starts_with("agentgym-submit watch r "));
+    let watch = watch.unwrap_or_else(|| panic!("{said}"));
+    let worker = "exec agentgym-worker --store s --run r --exit-when-finished";
+    let worker = Running::start(typed(&scene, worker));
+    assert!(finish(typed(&scene, watch)).status.success(), "{watch}");
+    assert_eq!(worker.wait(), Some(0));
 }
