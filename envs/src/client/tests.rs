@@ -937,8 +937,12 @@ async fn a_reply_in_other_words_is_an_action_on_offer() {
                 lenient_actions,
                 ..quick()
             };
-            let client =
-                EnvClient::new(spec(env).unwrap(), &[server.url.clone()], options).unwrap();
+            let client = EnvClient::new(
+                spec(env).unwrap(),
+                std::slice::from_ref(&server.url),
+                options,
+            )
+            .unwrap();
             let mut session = client.open(2).await.unwrap();
             let step = session.step(text).await.unwrap();
             let read = step.action.as_deref() == Some(action) && step.parsed.normalised;

@@ -84,13 +84,16 @@ impl Layout {
     }
 }
 
+/// Writes the bytes of the tensor of a name; the path is that of its file.
+pub(crate) type TensorWriter<'a> = dyn FnMut(&Path, &str, &mut BufWriter<File>) -> Result<()> + 'a;
+
 /// Writes the weights of a folder: tensors of these names, sorted, and shapes, of which `data` writes the bytes.
 /// Gives how many bytes they have.
 pub(crate) fn write_tensors(
     to: &Path,
     layout: Layout,
     tensors: Vec<(String, Vec<usize>)>,
-    data: &mut dyn FnMut(&Path, &str, &mut BufWriter<File>) -> Result<()>,
+    data: &mut TensorWriter<'_>,
 ) -> Result<u64> {
     let listed = tensors.into_iter().map(|(name, shape)| Listed {
         dtype: match layout.dtype {

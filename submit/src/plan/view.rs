@@ -488,7 +488,7 @@ jobs: {rollout_part_tasks: 2}
             PlanView::new(&plan, "data", Some("redis://h"), &unused).with_machine(2, 1 << 30);
         insta::assert_snapshot!(view.render(), @"
             run         quick  pipeline rl, seed 1, numerics exact
-            model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters
+            model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters (822 kB in f32)
             warm start  300 optimizer steps × 8 conversations = 2 400, lr 1e-3, in 2 parts
             batch       8 tasks × 4 samples = 32 sequences per iteration, of 400 different tasks
             tasks       8 of textcraft at builtin
