@@ -47,7 +47,7 @@ pub(crate) async fn import(args: &ImportArgs, global: &Global) -> Result<()> {
             "pre_tokenizer": imported.pre_tokenizer, "chat_template": imported.chat_template,
         }));
     } else {
-        text::emit(&told(args, &imported));
+        text::emit(&summary(args, &imported));
     }
     if !global.quiet {
         let to = quoted(&to);
@@ -60,7 +60,7 @@ pub(crate) async fn import(args: &ImportArgs, global: &Global) -> Result<()> {
 }
 
 /// The paragraph for people: what the file holds, and what its formats have lost.
-fn told(args: &ImportArgs, imported: &Imported) -> String {
+fn summary(args: &ImportArgs, imported: &Imported) -> String {
     let parameters = imported.parameters();
     let share = |part: u64| match 100.0 * part as f64 / parameters as f64 {
         share if share < 0.1 => "less than 0.1 %".to_owned(),

@@ -44,6 +44,18 @@ fn messages() -> Vec<(String, String)> {
     all
 }
 
+/// Commands of `agentgym-submit` that a message names.
+fn commands_in(message: &str) -> Vec<String> {
+    let named = message.split("agentgym-submit ").skip(1);
+    let words = named.map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+        rest[..end.unwrap_or(rest.len())].to_owned()
+    });
+    words
+        .filter(|word| !word.is_empty() && !PROSE.contains(&word.as_str()))
+        .collect()
+}
+
 /// Long options of a command and of all below it.
 fn options_of(command: &clap::Command, into: &mut BTreeSet<String>) {
     let own = command.get_arguments().filter_map(clap::Arg::get_long);
@@ -101,15 +113,7 @@ fn every_command_and_option_of_a_message_is_in_the_grammar() {
                 wrong.push(format!("{file}: {option}"));
             }
         }
-        for (_, rest) in (message.match_indices("agentgym-submit "))
-            .map(|(at, m)| message.split_at(at + m.len()))
-        {
-            let word: String = (rest.chars())
-                .take_while(|c| c.is_ascii_lowercase() || *c == '-')
-                .collect();
-            if word.is_empty() || PROSE.contains(&word.as_str()) {
-                continue;
-            }
+        for word in commands_in(&message) {
             named = true;
             if grammar.find_subcommand(&word).is_none() {
                 wrong.push(format!("{file}: agentgym-submit {word}"));
@@ -163,6 +167,18 @@ fn commands(text: &str) -> Vec<String> {
                 .to_owned()
         })
         .collect()
+}
+
+/// Waits for something to be there.
+fn until(what: &str, is_there: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_there() {
+        assert!(
+            since.elapsed() < Duration::from_secs(60),
+            "{what} is not there"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Types a command in a scene's folder, in a shell, as it was printed.
@@ -262,11 +278,7 @@ fn what_a_run_without_workers_names_is_done() {
         .current_dir(scene.folder())
         .env("AGENTGYM_CACHE", scene.path("cache"));
     let running = Running::start(command);
-    let since = Instant::now();
-    while !begun.exists() {
-        assert!(since.elapsed() < Duration::from_secs(60), "nothing begins");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a commit", || begun.exists());
     running.kill();
     let status = taken(
         &scene,
@@ -313,14 +325,7 @@ fn a_run_of_a_fleet_names_a_worker() {
         .current_dir(scene.folder())
         .env("AGENTGYM_CACHE", scene.path("cache"));
     let running = Running::start(command);
-    let since = Instant::now();
-    while !plan.exists() {
-        assert!(
-            since.elapsed() < Duration::from_secs(60),
-            "nothing is written"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a plan", || plan.exists());
     let said = scene.submit("status r --store s");
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     let named = commands(&said);
@@ -403,11 +408,8 @@ fn an_environment_that_went_away_is_noticed_before_anything_starts() {
         .current_dir(scene.folder())
         .env("AGENTGYM_CACHE", scene.path("cache"));
     let running = Running::start(command);
-    let (plan, since) = (scene.path("s/runs/r/plan/0000.json"), Instant::now());
-    while !plan.exists() {
-        assert!(since.elapsed() < Duration::from_secs(60), "no plan");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let plan = scene.path("s/runs/r/plan/0000.json");
+    until("a plan", || plan.exists());
     running.kill();
     drop(server);
     scene.refuses(&line, 5, &["Nothing was written", &address]);

@@ -10,28 +10,26 @@ pub(crate) fn lenient(parsed: Parsed, text: &str, offered: &[String]) -> Parsed 
         return parsed;
     }
     let said = words(read.unwrap_or(text));
-    let named = offered.iter().filter(|action| {
-        let action = words(action);
-        !action.is_empty() && said.windows(action.len()).any(|at| at == action)
-    });
+    let named: Vec<(Vec<String>, &String)> = (offered.iter())
+        .map(|action| (words(action), action))
+        .filter(|(action, _)| holds(&said, action))
+        .collect();
     // "go to red ball 1" names "go to red ball" too; the longest one that holds the others is meant.
-    let Some(longest) = named.clone().max_by_key(|action| words(action).len()) else {
-        return parsed;
-    };
-    let whole = words(longest);
-    let is_within = |action: &String| {
-        let action = words(action);
-        whole.windows(action.len()).any(|at| at == action)
-    };
-    if !named.clone().all(is_within) {
-        return parsed;
+    let longest = named.iter().max_by_key(|(action, _)| action.len());
+    match longest.filter(|(longest, _)| named.iter().all(|(action, _)| holds(longest, action))) {
+        None => parsed,
+        Some((_, action)) => Parsed {
+            action: Some((*action).clone()),
+            local_reply: None,
+            normalised: true,
+            found: true,
+        },
     }
-    Parsed {
-        action: Some(longest.clone()),
-        local_reply: None,
-        normalised: true,
-        found: true,
-    }
+}
+
+/// Whether words stand in a text, one after the other; no words stand nowhere.
+fn holds(text: &[String], words: &[String]) -> bool {
+    !words.is_empty() && text.windows(words.len()).any(|at| at == words)
 }
 
 /// Letters and digits, in lower case.

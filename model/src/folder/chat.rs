@@ -3,7 +3,7 @@
 //! An episode's token ids are never rendered again (I6): the first prompt is rendered
 //! and encoded whole, and each later turn appends only what the template puts between
 //! the policy's reply and its next one. [`Chat::check`] verifies at start-up that
-//! both ways give the same text, and refuses a template for which they do not.
+//! both ways give the same ids around every reply, and refuses a template for which they do not.
 
 mod check;
 mod environment;
@@ -299,12 +299,15 @@ impl Chat {
         }
         // Some tokenizers encode the start of a text otherwise than its middle, so what follows the
         // end of a reply is encoded behind it.
-        let mut ids = tokenizer.encode_parts(&guarded.parts(&(end.clone() + &text)))?;
-        match tokenizer.token_to_id(&end) {
-            Some(end) if ids.first() == Some(&end) && !self.bridges_alone => drop(ids.remove(0)),
-            _ => ids = tokenizer.encode_parts(&guarded.parts(&text))?,
+        let end_id = tokenizer.token_to_id(&end);
+        if let Some(end_id) = end_id.filter(|_| !self.bridges_alone) {
+            let mut ids = tokenizer.encode_parts(&guarded.parts(&(end + &text)))?;
+            if ids.first() == Some(&end_id) {
+                ids.remove(0);
+                return Ok(Some(ids));
+            }
         }
-        Ok(Some(ids))
+        tokenizer.encode_parts(&guarded.parts(&text)).map(Some)
     }
 
     /// The environment's answer as a message: to a call it is the tool's.

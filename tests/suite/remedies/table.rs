@@ -1,11 +1,10 @@
 //! The table of remedies: every command that a message of this program names, and the test that
 //! types it on the run that the message is about. A new message needs a row here.
 
-use super::{Scene, commands, finish, messages, taken, typed, workspace};
+use super::{Scene, commands, commands_in, finish, messages, taken, typed, until, workspace};
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::Running;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
 
 /// Source file, command that its message names, test that takes it.
 #[rustfmt::skip]
@@ -53,16 +52,11 @@ const NOT_TYPED: [(&str, &str); 1] = [("worker/src/inference/patience.rs", "resu
 
 #[test]
 fn every_command_of_a_message_is_in_the_table_and_typed_by_a_test() {
+    let root = format!("{}/", workspace().display());
     let mut found = BTreeSet::new();
     for (file, message) in messages() {
-        for (at, head) in message.match_indices("agentgym-submit ") {
-            let rest = &message[at + head.len()..];
-            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '-');
-            let word = rest[..end.unwrap_or(rest.len())].to_owned();
-            if !word.is_empty() && !super::PROSE.contains(&word.as_str()) {
-                let root = format!("{}/", workspace().display());
-                found.insert((file.trim_start_matches(&root).to_owned(), word));
-            }
+        for word in commands_in(&message) {
+            found.insert((file.trim_start_matches(&root).to_owned(), word));
         }
     }
     let table = REMEDIES.map(|(file, word, _)| (file, word));
@@ -195,17 +189,8 @@ fn what_a_finished_run_offers_is_opened() {
         let log = scene.path("log");
         let _ = std::fs::remove_file(&log);
         let server = Running::start_logged(typed(&scene, &format!("exec {line} {port}")), &log);
-        let since = Instant::now();
-        while !std::fs::read_to_string(&log)
-            .unwrap_or_default()
-            .contains("http://127.0.0.1:")
-        {
-            assert!(
-                since.elapsed() < Duration::from_secs(30),
-                "{line} does not listen"
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        until("a server", || said().contains("http://127.0.0.1:"));
         server.kill();
     }
 }
@@ -216,18 +201,12 @@ fn who_follows_a_fleet_and_leaves_is_told_how_to_look_on() {
     let log = scene.path("log");
     let line = "exec agentgym-submit run.yaml --store s jobs.workers=0";
     let follower = Running::start_logged(typed(&scene, line), &log);
-    let since = Instant::now();
-    while !scene.path("s/runs/r/plan/0000.json").exists() {
-        assert!(
-            since.elapsed() < Duration::from_secs(30),
-            "nothing is written"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    // It listens for signals before it writes the plan.
+    // It listens for signals before it says its first line.
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    until("a first line", || said().contains("run r  revision 0"));
     follower.signal("INT");
     follower.wait();
-    let said = std::fs::read_to_string(&log).unwrap();
+    let said = said();
     let named = commands(&said);
     let watch = named
         .iter()

@@ -314,7 +314,6 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         .iter()
         .find(|input| input.name == POLICY);
     let (text, engine) = engine(context, source.map(|input| input.from)).await?;
-    let text = as_planned(plan, text);
     let mut calling = BTreeMap::new();
     for (name, environment) in &environments {
         if let Some(tools) = environment.spec.offered() {
@@ -342,7 +341,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
 async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyText, TurnEngine)> {
     let (plan, resources) = (&context.plan, &context.resources);
     if context.part.id.stage == Stage::Rollout && plan.generates_by_server() {
-        let text = as_planned(plan, artifacts::policy_text(context, POLICY).await?);
+        let text = as_planned(plan, &artifacts::policy_text(context, POLICY).await?);
         let served = Served {
             config: &plan.config.actor_rollout_ref.rollout.server,
             probe: probes::of(context).await?,
@@ -367,7 +366,7 @@ async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyT
         let (device, tokens) = (&resources.device, plan.context_tokens());
         let policy = (resources.foreign).get(device, &context.inputs, POLICY, tokens);
         let policy = policy.await?;
-        let text = policy.text().clone();
+        let text = as_planned(plan, policy.text());
         let engine = CandleEngine::start(policy, resources.threads, context.beat.clone())?;
         return Ok((text, TurnEngine::Candle(engine)));
     }
@@ -378,13 +377,13 @@ async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyT
         cache_tokens: plan.config.jobs.cache_tokens,
     };
     let decoder = Decoder::start(&policy, options, &context.beat)?;
-    Ok((policy.text().clone(), TurnEngine::Own(decoder)))
+    Ok((as_planned(plan, policy.text()), TurnEngine::Own(decoder)))
 }
 
-fn as_planned(plan: &Plan, text: PolicyText) -> PolicyText {
-    // An API's messages end with the template's end, whatever ends the folder has.
-    match plan.format >= 3 || plan.evaluates_by_chat() {
-        true => text,
+/// How plans of this format end replies. An API's messages end with the template's end in every plan.
+fn as_planned(plan: &Plan, text: &PolicyText) -> PolicyText {
+    match plan.format >= 3 {
+        true => text.clone(),
         false => text.of_older_plans(),
     }
 }

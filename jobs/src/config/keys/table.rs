@@ -219,7 +219,7 @@ pub const KEYS: &[KeySpec] = &[
     option("actor_rollout_ref.agentgym.prompt", "own",
         "how a conversation begins. own: instruction and first observation in one message; agentgym: the instruction, an assent, then the observation; or a file of such turns"),
     option("actor_rollout_ref.agentgym.reply_prefix", "null",
-        "text that is put at the head of every reply, such as `Action:`; the policy goes on from there, and is not trained on it"),
+        "text that is put at the head of every reply, such as `Action:`; the policy continues from there, and is not trained on it"),
     option("actor_rollout_ref.agentgym.lenient_actions", "false",
         "a reply that names just one of the actions on offer is that action, however it is written; for environments that list them"),
     option("actor_rollout_ref.agentgym.style", "null", "how to answer: plain, react, plan, reflect or another file of prompts/, or a path"),
