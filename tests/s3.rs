@@ -31,6 +31,8 @@ pub enum Manners {
     ChecksThenWrites,
     /// Executes the first write of each object, or the completion of its upload, but answers 503.
     LosesFirstAnswers,
+    /// Cuts the connection of the first write of each object before it has read the bytes.
+    CutsFirstWrites,
 }
 
 /// A running server. It stops when dropped; its files stay.
@@ -125,6 +127,9 @@ impl S3Server {
                         let mut seen = one_by_one.lock().await;
                         if manners == Manners::IgnoresConditions {
                             let _ = std::fs::remove_file(root.join(&path));
+                        }
+                        if manners == Manners::CutsFirstWrites && seen.insert(path.clone()) {
+                            return Err(s3s::HttpError::new("the connection is cut".into()));
                         }
                         let mut response = Service::call(&service, request).await?;
                         if manners == Manners::LosesFirstAnswers && seen.insert(path) {

@@ -359,6 +359,18 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
     None
 }
 
+/// Whether the connection was cut while a request or its answer was under way.
+pub(crate) fn is_cut(error: &BackendError) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    let cuts = [
+        BrokenPipe,
+        ConnectionAborted,
+        ConnectionReset,
+        UnexpectedEof,
+    ];
+    io_kind(error).is_some_and(|kind| cuts.contains(&kind))
+}
+
 /// The error and its causes in one line, without causes that add nothing to the text before them.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();

@@ -7,6 +7,7 @@ mod kept;
 mod patience;
 
 use crate::backend::{self, Backend};
+use crate::error::is_cut;
 use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId};
 use bytes::Bytes;
@@ -34,6 +35,8 @@ use std::time::Duration;
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
 /// Objects per page of an S3 listing.
 const LIST_PAGE: u64 = 1_000;
+/// Times that a create-only write is sent whose connection is cut.
+const SENDS_MAX: usize = 4;
 /// Tries of a create-only write that is answered "exists" while the object is not there: another
 /// writer's request is in flight and may still fail.
 const CREATE_TRIES: usize = 5;
@@ -347,18 +350,24 @@ impl Store {
         .await
     }
 
+    /// A create whose connection is cut is sent again: the client below does not know that it may
+    /// be, but callers recognise what they wrote themselves.
     async fn put_at_once(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
-        self.count_put(content.len());
         let payload = PutPayload::from_bytes(content);
-        match self
-            .inner
-            .objects
-            .put_opts(path, payload, PutMode::Create.into())
-            .await
-        {
-            Ok(_) => Ok(true),
-            Err(BackendError::AlreadyExists { .. }) => Ok(false),
-            Err(e) => Err(self.failed("write", path, &e)),
+        let mut sent = 0;
+        loop {
+            self.count_put(payload.content_length());
+            let put = self
+                .inner
+                .objects
+                .put_opts(path, payload.clone(), PutMode::Create.into());
+            sent += 1;
+            match put.await {
+                Ok(_) => return Ok(true),
+                Err(BackendError::AlreadyExists { .. }) => return Ok(false),
+                Err(e) if is_cut(&e) && sent < SENDS_MAX => {}
+                Err(e) => return Err(self.failed("write", path, &e)),
+            }
         }
     }
 
