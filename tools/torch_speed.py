@@ -37,6 +37,13 @@ SHAPES = {
         "sequences": (16, 160),
         "cases": ["decode-1", "decode-8", "decode-32", "decode-64", "score", "train"],
     },
+    "135m": {
+        "sizes": dict(hidden_size=576, num_hidden_layers=30, num_attention_heads=9,
+                      num_key_value_heads=3, intermediate_size=1536, vocab_size=49152),
+        "decode": (300, 16),
+        "sequences": (8, 256),
+        "cases": ["decode-1", "decode-8", "decode-32", "decode-64", "score", "train"],
+    },
     "0.5b": {
         "sizes": dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14,
                       num_key_value_heads=2, intermediate_size=4864, vocab_size=151936),

@@ -88,6 +88,25 @@ pub(crate) fn map<T: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
+/// [`map`] of large items. Those of the last round, where they are fewer than the threads, share the
+/// threads: each has a team that divides its larger parts.
+pub(crate) fn map_large<T: Send>(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let threads = options.threads.max(1);
+    let rest = count % threads;
+    let mut results = map(options, count - rest, &work)?;
+    let team = |number| Team::new((number + 1) * threads / rest - number * threads / rest);
+    let teams: Vec<Team> = (0..rest).map(team).collect();
+    let first = results.len();
+    results.extend(map(options, rest, |number| {
+        teams[number].run(|| work(first + number))
+    })?);
+    Ok(results)
+}
+
 /// Threads among which one computation divides its larger parts.
 #[derive(Debug)]
 pub(crate) struct Team(Option<rayon::ThreadPool>);

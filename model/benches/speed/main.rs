@@ -1,7 +1,7 @@
 //! Measures decoding, prefill, scoring, training, and writing and reading weights, on several
 //! threads, at the shapes and lengths of `tools/torch_speed.py` for PyTorch. Each rate is printed
 //! with its share of the limits of the machine's matrix products and memory.
-//! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|3b|long] [--threads 2]
+//! `cargo bench --workspace --bench speed -- [--shape tiny|135m|0.5b|3b|long] [--threads 2]
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
 //! [--checkpointed] [--json] [--trajectories FILE] [--unit-tokens TOKENS] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
 //! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
@@ -372,7 +372,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             _ => cases.push(argument),
         }
     }
-    if shape == "0.5b" && cases.iter().all(|case| case == "score" || case == "train") {
+    if matches!(shape.as_str(), "135m" | "0.5b")
+        && cases.iter().all(|case| case == "score" || case == "train")
+    {
         keep_freed()?;
     }
     let mut setting = setting(&shape)?;

@@ -55,6 +55,31 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
                 "load",
             ],
         },
+        // SmolLM2-135M's sizes, behind prompts as long as a game's.
+        "135m" => Setting {
+            shape: TinyShape {
+                hidden: 576,
+                layers: 30,
+                heads: 9,
+                kv_heads: 3,
+                intermediate: 1536,
+                vocab: 49_152,
+                tokens_max: 8192,
+                ..TinyShape::default()
+            },
+            decode: (300, 16),
+            sequences: (8, 256),
+            unit_tokens: None,
+            cases: &[
+                "decode-1",
+                "decode-8",
+                "decode-32",
+                "decode-64",
+                "prompt",
+                "score",
+                "train",
+            ],
+        },
         // For a GPU: 12 GB of weights in f32.
         "3b" => Setting {
             shape: TinyShape {
@@ -83,9 +108,10 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             cases: &["score", "train"],
         },
         other => {
-            return Err(
-                format!("--shape {other} is not known; known are tiny, 0.5b, 3b and long").into(),
-            );
+            return Err(format!(
+                "--shape {other} is not known; known are tiny, 135m, 0.5b, 3b and long"
+            )
+            .into());
         }
     })
 }

@@ -196,7 +196,7 @@ fn add_units(
         beat: &|| (),
         ..*options
     };
-    let tokens = parallel::map(&options, runs.len(), |item| {
+    let tokens = parallel::map_large(&options, runs.len(), |item| {
         let number = runs.start + item;
         let (gradients, tokens) = run(units.of_run(number), &|| tree.park())?;
         tree.add((units.level, number), gradients, &options)?;

@@ -5,14 +5,10 @@ use crate::batch::Batch;
 use crate::cpu::gradients::Gradients;
 use crate::cpu::layer::{Dense, Factors, Layer, Learns, Norm};
 use crate::cpu::network::{Network, select};
-use crate::cpu::tape::Attention;
 use crate::cpu::tape::Kept;
 use crate::cpu::tape::LayerTape;
 use crate::cpu::tape::Tape;
 use crate::folder::names::EMBEDDING;
-use crate::kernels::attention_backward::{
-    AttentionGradients, AttentionRows, Segment, attend_backward,
-};
 use crate::kernels::dense::{Sizes, Weight};
 use crate::kernels::pointwise::{
     add_assign, column_sums, rms_norm, rms_norm_backward, rope, swiglu, swiglu_backward,
@@ -133,41 +129,6 @@ impl Network {
         let mut grad_h = layer.gate.backward(&h, &gate, gradients);
         layer.up.backward_to(&mut grad_h, &h, &up, gradients);
         self.norm_backward(&layer.mlp_norm, &middle, &grad_h, grad, gradients);
-    }
-
-    fn attention_backward(
-        &self,
-        batch: &Batch,
-        attention: &Attention,
-        grad: &[f32],
-    ) -> [Vec<f32>; 3] {
-        let mut by_queries = vec![0.0; attention.queries.len()];
-        let mut by_keys = vec![0.0; attention.keys.len()];
-        let mut by_values = vec![0.0; attention.values.len()];
-        let mut first = 0;
-        let segment = |&rows: &usize| {
-            let past = batch.past(first);
-            first += rows;
-            Segment { past, rows }
-        };
-        let segments: Vec<Segment> = batch.lengths.iter().map(segment).collect();
-        attend_backward(
-            &segments,
-            AttentionRows {
-                queries: &attention.queries,
-                keys: &attention.keys,
-                values: &attention.values,
-                output: &attention.mixed,
-                grad,
-            },
-            (self.heads, self.kv_heads, self.width),
-            AttentionGradients {
-                queries: &mut by_queries,
-                keys: &mut by_keys,
-                values: &mut by_values,
-            },
-        );
-        [by_queries, by_keys, by_values]
     }
 
     /// Adds the derivative by a norm's input to `by_x` and records the one by its weight.

@@ -17,7 +17,6 @@ use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
 use crate::parallel::{self, ComputeOptions};
 use crate::{Adapter, Error, ModelConfig, Result, Weights};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Keys and values of one sequence in every layer.
@@ -432,15 +431,11 @@ impl Network {
         caches: Option<&mut [&mut Cache]>,
         (queries, keys, values): (&[f32], &[f32], &[f32]),
     ) -> Vec<f32> {
+        let Some(caches) = caches else {
+            return self.attend_path(batch, queries, keys, values);
+        };
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let mut output = vec![0.0; queries.len()];
-        let attend = |kv: &mut KeyValues, rows: Range<usize>, output: &mut [f32]| {
-            let past = kv.length();
-            let own = rows.start * narrow..rows.end * narrow;
-            kv.append(&keys[own.clone()], &values[own]);
-            let queries = &queries[rows.start * wide..rows.end * wide];
-            attend(queries, past, self.heads, kv, output);
-        };
         let (mut row, mut rest) = (0, output.as_mut_slice());
         let segments = batch.lengths.iter().map(|&length| {
             let (own, others) = std::mem::take(&mut rest).split_at_mut(length * wide);
@@ -448,21 +443,14 @@ impl Network {
             row += length;
             (row - length..row, own)
         });
-        match caches {
-            Some(caches) => {
-                let kvs = caches.iter_mut().map(|cache| &mut cache.layers[layer]);
-                parallel::divided(kvs.zip(segments).collect(), |(kv, (rows, output))| {
-                    attend(kv, rows, output);
-                });
-            }
-            None => {
-                let mut path = KeyValues::new(self.kv_heads, self.width);
-                for (rows, output) in segments {
-                    path.truncate(batch.past(rows.start));
-                    attend(&mut path, rows, output);
-                }
-            }
-        }
+        let kvs = caches.iter_mut().map(|cache| &mut cache.layers[layer]);
+        parallel::divided(kvs.zip(segments).collect(), |(kv, (rows, output))| {
+            let past = kv.length();
+            let own = rows.start * narrow..rows.end * narrow;
+            kv.append(&keys[own.clone()], &values[own]);
+            let queries = &queries[rows.start * wide..rows.end * wide];
+            attend(queries, past, self.heads, kv, output);
+        });
         output
     }
 }

@@ -51,15 +51,28 @@ pub(crate) fn is_dense(name: &str) -> bool {
 
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    // Tiles of 32 × 32 keep both sides in the L1 cache.
-    const SQUARE: usize = 32;
+    /// Rows and columns of a tile are lines of the cache; a whole one is turned in registers.
+    const SQUARE: usize = 16;
     let mut y = zeros(x.len());
-    for top in (0..rows).step_by(SQUARE) {
-        for left in (0..columns).step_by(SQUARE) {
-            for row in top..rows.min(top + SQUARE) {
-                for column in left..columns.min(left + SQUARE) {
-                    y[column * rows + row] = x[row * columns + column];
+    for left in (0..columns).step_by(SQUARE) {
+        for top in (0..rows).step_by(SQUARE) {
+            if columns - left < SQUARE || rows - top < SQUARE {
+                for row in top..rows.min(top + SQUARE) {
+                    for column in left..columns.min(left + SQUARE) {
+                        y[column * rows + row] = x[row * columns + column];
+                    }
                 }
+                continue;
+            }
+            let mut tile = [[0.0; SQUARE]; SQUARE];
+            for row in 0..SQUARE {
+                let line = &x[(top + row) * columns + left..][..SQUARE];
+                for column in 0..SQUARE {
+                    tile[column][row] = line[column];
+                }
+            }
+            for (column, numbers) in tile.iter().enumerate() {
+                y[(left + column) * rows + top..][..SQUARE].copy_from_slice(numbers);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! others, so that the threads of a team may each take some columns.
 
 use super::bf16::{self, Left, Panels, Right, Rows, Unit};
-use super::matmul::{View, matmul, product, product_in};
+use super::matmul::{View, matmul, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
 use crate::spare::{room, zeros};
@@ -92,36 +92,24 @@ impl<'a> Weight<'a> {
             self.add_to(&mut y, x);
             return y;
         }
-        if self.share_count() == 1 {
-            return self.product_columns(x, 0..self.width());
-        }
-        let parts = parallel::divided(self.shares(), |columns| {
-            (columns.len(), self.product_columns(x, columns))
-        });
-        let mut y = room(count * self.width());
-        for row in 0..count {
-            for (width, part) in &parts {
-                y.extend_from_slice(&part[row * width..(row + 1) * width]);
-            }
-        }
-        y
+        product(Vec::new(), (count, self.width()), |y, columns| {
+            self.product_columns(y, x, columns)
+        })
     }
 
-    /// Some columns of x · weight.
-    fn product_columns(self, x: &[f32], columns: Range<usize>) -> Vec<f32> {
+    /// Some columns of x · weight, in the memory of `y`.
+    fn product_columns(self, mut y: Vec<f32>, x: &[f32], columns: Range<usize>) -> Vec<f32> {
         match self.halves {
             Some(halves) => {
                 let x = Rows::new(halves.unit, x, self.inner());
-                bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves), columns)
+                bf16::product_in(y, Left::Rows(&x), self.halved(halves), columns)
             }
-            None if columns.len() == self.width() && self.width() > 1 => {
-                product(rows(x, self.inner()), self.numbers)
-            }
-            None => {
-                let mut y = zeros(x.len() / self.inner() * columns.len());
+            None if self.width() == 1 => {
+                y.resize(x.len() / self.inner(), 0.0);
                 self.multiply_columns(&mut y, x, columns, false);
                 y
             }
+            None => product_in(y, rows(x, self.inner()), self.numbers, columns),
         }
     }
 
@@ -132,48 +120,9 @@ impl<'a> Weight<'a> {
 
     /// y = x · weight, or y += x · weight.
     pub(crate) fn multiply(self, y: &mut [f32], x: &[f32], add: bool) {
-        let width = self.width();
-        if self.share_count() == 1 {
-            return self.multiply_columns(y, x, 0..width, add);
-        }
-        let rows = x.len() / self.inner();
-        let before = &*y;
-        let parts = parallel::divided(self.shares(), |columns| {
-            let mut part = zeros(rows * columns.len());
-            if add {
-                let before = before.chunks_exact(width);
-                for (part, row) in part.chunks_exact_mut(columns.len()).zip(before) {
-                    part.copy_from_slice(&row[columns.clone()]);
-                }
-            }
-            self.multiply_columns(&mut part, x, columns.clone(), add);
-            (columns, part)
+        divide(self.width(), y, add, |y, columns| {
+            self.multiply_columns(y, x, columns, add);
         });
-        for (columns, part) in parts {
-            let part = part.chunks_exact(columns.len());
-            for (row, part) in y.chunks_exact_mut(width).zip(part) {
-                row[columns.clone()].copy_from_slice(part);
-            }
-        }
-    }
-
-    /// How many threads of the caller's team take columns of a product.
-    fn share_count(self) -> usize {
-        parallel::team().min(self.width() / UNDIVIDED).max(1)
-    }
-
-    /// The columns that each of them takes.
-    fn shares(self) -> Vec<Range<usize>> {
-        let (width, count) = (self.width(), self.share_count());
-        let share = width / count / UNDIVIDED * UNDIVIDED;
-        let end = |number| {
-            if number == count {
-                width
-            } else {
-                number * share
-            }
-        };
-        (0..count).map(|n| end(n)..end(n + 1)).collect()
     }
 
     /// Some columns of y, of which `y` has no others.
@@ -199,37 +148,45 @@ impl<'a> Weight<'a> {
 
     /// ∂x = grad · weightᵀ.
     pub(crate) fn grad_input(self, grad: &[f32]) -> Vec<f32> {
-        let back = self.numbers.transposed();
-        let Some(halves) = self.halves else {
-            return product(rows(grad, self.width()), back);
-        };
-        let grad = Rows::new(halves.unit, grad, self.width());
-        let columns = 0..self.inner();
-        bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back), columns)
+        let (width, back) = (self.width(), self.numbers.transposed());
+        let rounded = self
+            .halves
+            .map(|halves| Rows::new(halves.unit, grad, width));
+        let sizes = (grad.len() / width, self.inner());
+        product(Vec::new(), sizes, |y, columns| match &rounded {
+            None => product_in(y, rows(grad, width), back, columns),
+            Some(grad) => bf16::product_in(y, Left::Rows(grad), Right::Matrix(back), columns),
+        })
     }
 
     /// ∂x = grad · weightᵀ, or ∂x += grad · weightᵀ.
     pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
-        let back = self.numbers.transposed();
-        let Some(halves) = self.halves else {
-            return matmul(rows(grad, self.width()), back, 0..self.inner(), grad_x, add);
-        };
-        let grad = Rows::new(halves.unit, grad, self.width());
-        let right = Right::Matrix(back);
-        bf16::product_to(grad_x, Left::Rows(&grad), right, 0..self.inner(), add);
+        let (width, back) = (self.width(), self.numbers.transposed());
+        let rounded = self
+            .halves
+            .map(|halves| Rows::new(halves.unit, grad, width));
+        divide(
+            self.inner(),
+            grad_x,
+            add,
+            |grad_x, columns| match &rounded {
+                None => matmul(rows(grad, width), back, columns, grad_x, add),
+                Some(grad) => {
+                    bf16::product_to(grad_x, Left::Rows(grad), Right::Matrix(back), columns, add);
+                }
+            },
+        );
     }
 
     /// ∂weight = xᵀ · grad, in the memory of `room`.
     pub(crate) fn grad_weight(self, room: Vec<f32>, x: &[f32], grad: &[f32]) -> Vec<f32> {
         let (x, grad) = self.sides(x, grad);
-        match self.halves {
-            None => product_in(room, x.transposed(), grad),
-            Some(halves) => {
-                let x = Panels::new(halves.unit, x);
-                let columns = 0..grad.columns();
-                bf16::product_in(room, Left::Columns(&x), Right::Matrix(grad), columns)
-            }
-        }
+        let rounded = self.halves.map(|halves| Panels::new(halves.unit, x));
+        let sizes = (x.columns(), grad.columns());
+        product(room, sizes, |y, columns| match &rounded {
+            None => product_in(y, x.transposed(), grad, columns),
+            Some(x) => bf16::product_in(y, Left::Columns(x), Right::Matrix(grad), columns),
+        })
     }
 
     /// ∂weight += xᵀ · grad; where nothing is in `by_weight` yet but its memory, ∂weight = xᵀ · grad.
@@ -241,13 +198,18 @@ impl<'a> Weight<'a> {
         // Sums that begin at zero differ from the product in the sign of a zero.
         by_weight.resize(self.inner() * self.width(), 0.0);
         let (x, grad) = self.sides(x, grad);
-        match self.halves {
-            None => matmul(x.transposed(), grad, 0..grad.columns(), by_weight, true),
-            Some(halves) => {
-                let (x, right) = (Panels::new(halves.unit, x), Right::Matrix(grad));
-                bf16::product_to(by_weight, Left::Columns(&x), right, 0..grad.columns(), true);
-            }
-        }
+        let rounded = self.halves.map(|halves| Panels::new(halves.unit, x));
+        divide(
+            grad.columns(),
+            by_weight,
+            true,
+            |y, columns| match &rounded {
+                None => matmul(x.transposed(), grad, columns, y, true),
+                Some(x) => {
+                    bf16::product_to(y, Left::Columns(x), Right::Matrix(grad), columns, true);
+                }
+            },
+        );
     }
 
     /// Input rows and derivatives, exchanged where the weight lies transposed.
@@ -256,6 +218,78 @@ impl<'a> Weight<'a> {
         match self.numbers.is_transposed() {
             true => (grad, x),
             false => (x, grad),
+        }
+    }
+}
+
+/// How many threads of the caller's team take columns of a product of so many.
+fn share_count(width: usize) -> usize {
+    parallel::team().min(width / UNDIVIDED).max(1)
+}
+
+/// The columns that each of them takes.
+fn shares(width: usize) -> Vec<Range<usize>> {
+    let count = share_count(width);
+    let share = width / count / UNDIVIDED * UNDIVIDED;
+    let end = |number| match number == count {
+        true => width,
+        false => number * share,
+    };
+    (0..count).map(|n| end(n)..end(n + 1)).collect()
+}
+
+/// A matrix of these sizes, in the memory of `y`, by the caller's team: `work` computes some columns,
+/// in the memory that it is given.
+fn product(
+    mut y: Vec<f32>,
+    (count, width): (usize, usize),
+    work: impl Fn(Vec<f32>, Range<usize>) -> Vec<f32> + Sync + Send,
+) -> Vec<f32> {
+    if share_count(width) == 1 {
+        return work(y, 0..width);
+    }
+    let parts = parallel::divided(shares(width), |columns| {
+        (columns.len(), work(Vec::new(), columns))
+    });
+    y.clear();
+    if y.capacity() < count * width {
+        y = room(count * width);
+    }
+    for row in 0..count {
+        for (width, part) in &parts {
+            y.extend_from_slice(&part[row * width..(row + 1) * width]);
+        }
+    }
+    y
+}
+
+/// Has the caller's team compute `y`, rows of `width` numbers, or add to it: `work` computes some
+/// columns in a matrix that has no others.
+fn divide(
+    width: usize,
+    y: &mut [f32],
+    add: bool,
+    work: impl Fn(&mut [f32], Range<usize>) + Sync + Send,
+) {
+    if share_count(width) == 1 {
+        return work(y, 0..width);
+    }
+    let before = &*y;
+    let parts = parallel::divided(shares(width), |columns| {
+        let mut part = zeros(before.len() / width * columns.len());
+        if add {
+            let before = before.chunks_exact(width);
+            for (part, row) in part.chunks_exact_mut(columns.len()).zip(before) {
+                part.copy_from_slice(&row[columns.clone()]);
+            }
+        }
+        work(&mut part, columns.clone());
+        (columns, part)
+    });
+    for (columns, part) in parts {
+        let part = part.chunks_exact(columns.len());
+        for (row, part) in y.chunks_exact_mut(width).zip(part) {
+            row[columns.clone()].copy_from_slice(part);
         }
     }
 }
@@ -299,7 +333,7 @@ mod tests {
             .into_iter()
             .enumerate()
             {
-                let shares = team.run(|| weight.shares());
+                let shares = team.run(|| shares(weight.width()));
                 assert_eq!(shares.len(), threads.min(width / UNDIVIDED).max(1));
                 for rows in [1, 2, 9] {
                     let x = numbers(rows * inner, 5);

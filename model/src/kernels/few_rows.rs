@@ -11,8 +11,11 @@ use std::ops::Range;
 /// Longest piece of k that one call sums; later pieces are added to the output.
 pub(super) const K_PIECE: usize = 512;
 
-/// Columns that are processed together: the sums of eight rows take half of a first cache of 32 KB.
-const STRIP: usize = 512;
+/// Columns that are processed together: the sums of eight rows take half of a first cache of 32 KB,
+/// those of more rows a part of a second one.
+const fn strip(rows: usize) -> usize {
+    if rows <= 8 { 512 } else { 256 }
+}
 
 /// Rows of the matrix that are read together.
 const TOGETHER: usize = 4;
@@ -36,9 +39,10 @@ impl WithSimd for FewRows<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let inner = self.a.len() / self.rows;
-        let mut sums = vec![0.0; self.rows * STRIP];
-        for start in self.columns.clone().step_by(STRIP) {
-            let width = STRIP.min(self.columns.end - start);
+        let strip = strip(self.rows);
+        let mut sums = vec![0.0; self.rows * strip];
+        for start in self.columns.clone().step_by(strip) {
+            let width = strip.min(self.columns.end - start);
             for piece in (0..inner).step_by(K_PIECE) {
                 sums.fill(0.0);
                 let end = inner.min(piece + K_PIECE);
@@ -74,7 +78,7 @@ impl FewRows<'_> {
         }
         let mut row = 0;
         while row < self.rows {
-            let sums = &mut sums[row * STRIP..];
+            let sums = &mut sums[row * strip(self.rows)..];
             row += match self.rows - row {
                 4.. => self.fuse::<S, 4, K>(simd, (row, k), lines, sums),
                 2.. => self.fuse::<S, 2, K>(simd, (row, k), lines, sums),
@@ -93,7 +97,7 @@ impl FewRows<'_> {
         lines: [&[f32]; K],
         sums: &mut [f32],
     ) -> usize {
-        let inner = self.a.len() / self.rows;
+        let (inner, strip) = (self.a.len() / self.rows, strip(self.rows));
         let mut factors = [[0.0; K]; R];
         for (r, factors) in factors.iter_mut().enumerate() {
             factors.copy_from_slice(&self.a[(row + r) * inner + k..][..K]);
@@ -109,7 +113,7 @@ impl FewRows<'_> {
         for (wide, line) in wide.iter_mut().zip(lines) {
             *wide = &S::as_simd_f32s(line).0[..registers];
         }
-        let places = S::as_mut_simd_f32s(&mut sums[..R * STRIP]).0;
+        let places = S::as_mut_simd_f32s(&mut sums[..R * strip]).0;
         // A strip of a row is no longer than a page, at whose end the processor's own foresight ends.
         let next = K * self.width * size_of::<f32>();
         for c in 0..registers {
@@ -127,7 +131,7 @@ impl FewRows<'_> {
                 }
             }
             for r in 0..R {
-                let place = &mut places[r * (STRIP / S::F32_LANES) + c];
+                let place = &mut places[r * (strip / S::F32_LANES) + c];
                 let mut sum = *place;
                 for i in 0..K {
                     sum = simd.mul_add_f32s(splats[r][i], line[i], sum);
@@ -137,11 +141,11 @@ impl FewRows<'_> {
         }
         for c in registers * S::F32_LANES..lines[0].len() {
             for r in 0..R {
-                let mut sum = sums[r * STRIP + c];
+                let mut sum = sums[r * strip + c];
                 for i in 0..K {
                     sum = factors[r][i].mul_add(lines[i][c], sum);
                 }
-                sums[r * STRIP + c] = sum;
+                sums[r * strip + c] = sum;
             }
         }
         R
@@ -151,7 +155,7 @@ impl FewRows<'_> {
     fn write(&mut self, start: usize, width: usize, sums: &[f32], accumulate: bool) {
         let start = start - self.columns.start;
         let rows = self.output.chunks_exact_mut(self.columns.len());
-        for (row, sums) in rows.zip(sums.chunks_exact(STRIP)) {
+        for (row, sums) in rows.zip(sums.chunks_exact(strip(self.rows))) {
             for (y, sum) in row[start..start + width].iter_mut().zip(sums) {
                 *y = if accumulate { *y + sum } else { *sum };
             }

@@ -3,6 +3,7 @@
 
 use super::dense::Weight;
 use super::distribution::Distribution;
+use crate::parallel;
 use crate::spare::zeros;
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
@@ -72,10 +73,15 @@ impl Head<'_> {
             };
             let logits = &mut room[start..start + targets.len() * vocabulary];
             self.weight.multiply(logits, hidden, false);
-            for (row, &target) in logits.chunks_exact(vocabulary).zip(targets) {
+            let rows = logits.chunks_exact(vocabulary).zip(targets).collect();
+            let streams = parallel::divided(rows, |(row, &target): (&[f32], _)| {
                 let distribution = Distribution::of(row, self.inverse_temperature);
-                log_probs.push(distribution.log_prob(row[target as usize]));
-                entropies.push(distribution.entropy);
+                let log_prob = distribution.log_prob(row[target as usize]);
+                (log_prob, distribution.entropy)
+            });
+            for (log_prob, entropy) in streams {
+                log_probs.push(log_prob);
+                entropies.push(entropy);
             }
         }
         (log_probs, entropies)
@@ -117,10 +123,11 @@ impl Head<'_> {
                 self.weight.multiply(logits, hidden, false);
             }
             let rows = logits.chunks_exact_mut(vocabulary).zip(targets);
-            for ((row, &target), (&a, &b)) in rows.zip(a.iter().zip(b)) {
+            let rows = rows.zip(a.iter().zip(b)).collect();
+            parallel::divided(rows, |((row, &target), (&a, &b)): ((&mut [f32], _), _)| {
                 let distribution = Distribution::of(row, self.inverse_temperature);
                 distribution.derivative(row, target as usize, a, b);
-            }
+            });
             self.weight.grad_input_to(grad_hidden, logits, false);
             if let Some(grad_weight) = &mut grad_weight {
                 self.weight.add_grad_weight(grad_weight, hidden, logits);

@@ -19,7 +19,7 @@ const K_LEAST: usize = 3;
 const STRIP: usize = 256;
 
 /// Rows up to which [`FewRows`] is faster.
-const FEW: usize = 8;
+const FEW: usize = 48;
 
 /// A row-major or transposed view of a matrix: element (r, c) is at
 /// `r * row_stride + c * column_stride`.
@@ -95,27 +95,30 @@ impl<'a> View<'a> {
     }
 }
 
-/// `a·b`, row-major `[a.rows, b.columns]`.
-pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
-    product_in(room(a.rows * b.columns), a, b)
-}
-
-/// The same, in the memory of `output`.
-pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<f32> {
-    let count = a.rows * b.columns;
+/// Some columns of `a·b`, row-major, in the memory of `output`.
+pub(crate) fn product_in(
+    mut output: Vec<f32>,
+    a: View<'_>,
+    b: View<'_>,
+    columns: Range<usize>,
+) -> Vec<f32> {
+    let count = a.rows * columns.len();
     output.clear();
-    output.reserve_exact(count);
+    if output.capacity() < count {
+        output = room(count);
+    }
     if a.rows <= FEW || a.columns == 0 {
         output.resize(count, 0.0);
-        matmul(a, b, 0..b.columns, &mut output, false);
+        matmul(a, b, columns, &mut output, false);
         return output;
     }
     assert_eq!(a.columns, b.rows, "inner sizes differ");
+    assert!(columns.end <= b.columns, "there are fewer columns");
     // Filling it with zeros first would cost a twentieth of a training step.
     // SAFETY: there is room for `count` numbers, and without accumulation all of them are
     // written and none is read before.
     unsafe {
-        pieces(a, b, 0..b.columns, output.as_mut_ptr(), false);
+        pieces(a, b, columns, output.as_mut_ptr(), false);
         output.set_len(count);
     }
     output
@@ -295,18 +298,22 @@ mod tests {
             for n in [2, 5, 64, 100, 257] {
                 let b = numbers(k * n, 7);
                 let turned = transpose(&b, k, n);
-                for m in [1, 2, 3, 8, 13, 65] {
+                for m in [1, 2, 3, 8, 13, FEW, FEW + 1, 65] {
                     let a = numbers(m * k, 11);
                     let (x, weight) = (View::new(&a, m, k), View::new(&b, k, n));
                     let mut fresh = vec![f32::NAN; m * n];
                     matmul(x, weight, 0..n, &mut fresh, false);
-                    assert_eq!(product(x, weight), fresh);
+                    assert_eq!(product_in(Vec::new(), x, weight, 0..n), fresh);
                     let start = numbers(m * n, 13);
                     let mut added = start.clone();
                     matmul(x, weight, 0..n, &mut added, true);
                     // A tied head is read in the embedding's memory layout.
                     let tied = View::new(&turned, n, k).transposed();
-                    assert_eq!(product(x, tied), fresh, "m {m} k {k} n {n}");
+                    assert_eq!(
+                        product_in(Vec::new(), x, tied, 0..n),
+                        fresh,
+                        "m {m} k {k} n {n}"
+                    );
                     let mut also_added = start.clone();
                     matmul(x, tied, 0..n, &mut also_added, true);
                     assert_eq!(also_added, added, "m {m} k {k} n {n}");

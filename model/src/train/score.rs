@@ -50,7 +50,7 @@ pub(crate) fn together<T: Send>(
 ) -> Result<Vec<T>> {
     let paths: Vec<Vec<&[u32]>> = requests.iter().map(|r| vec![r.path()]).collect();
     let packs = cut_tree(&paths, options.pack_tokens.max(1))?;
-    let found = parallel::map(options, packs.len(), |number| {
+    let found = parallel::map_large(options, packs.len(), |number| {
         let requests: Vec<_> = packs[number].iter().map(|&at| requests[at]).collect();
         halving(gpu, &requests, &work)
     })?;
