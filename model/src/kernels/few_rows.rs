@@ -1,6 +1,7 @@
-//! Products of a few rows with a matrix, as decode computes them for every weight. They are bound
-//! by memory bandwidth, so the weight is read once, along its rows; a kernel for large products
-//! goes down its columns, one page of memory further with every step.
+//! Products of a few dozen rows with a matrix, as decode computes them for every weight. Memory
+//! bounds those of up to some eight rows, and none is worth a copy of the weight, so it is read
+//! once, along its rows; a kernel for large products goes down its columns, one page of memory
+//! further with every step.
 //!
 //! The order of additions is [`super::matmul`]'s.
 
