@@ -24,6 +24,15 @@ pub(crate) fn room<T>(count: usize) -> Vec<T> {
     room
 }
 
+/// The memory of `numbers`, emptied, or new memory where it has no room for `count`.
+pub(crate) fn reused<T>(mut numbers: Vec<T>, count: usize) -> Vec<T> {
+    numbers.clear();
+    match numbers.capacity() < count {
+        true => room(count),
+        false => numbers,
+    }
+}
+
 /// So many zeros.
 pub(crate) fn zeros<T: Clone + Default>(count: usize) -> Vec<T> {
     let mut zeros = room(count);

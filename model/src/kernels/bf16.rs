@@ -12,7 +12,7 @@ mod unit;
 mod vectors;
 
 use super::matmul::View;
-use crate::spare::{room, zeros};
+use crate::spare::{reused, zeros};
 pub(crate) use amx::refusal;
 use round::{Line, round_panels, round_rows, turn_panel};
 use std::ops::Range;
@@ -164,16 +164,13 @@ impl Right<'_> {
 
 /// Some columns of the product, from the first of a panel on, in the memory of `output`.
 pub(crate) fn product_in(
-    mut output: Vec<f32>,
+    output: Vec<f32>,
     left: Left<'_>,
     right: Right<'_>,
     columns: Range<usize>,
 ) -> Vec<f32> {
     let count = left.count() * columns.len();
-    output.clear();
-    if output.capacity() < count {
-        output = room(count);
-    }
+    let mut output = reused(output, count);
     if left.pairs() == 0 {
         output.resize(count, 0.0);
         return output;

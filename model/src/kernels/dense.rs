@@ -6,7 +6,7 @@ use super::bf16::{self, Left, Panels, Right, Rows, Unit};
 use super::matmul::{View, matmul, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
-use crate::spare::{room, zeros};
+use crate::spare::{reused, zeros};
 use std::mem::take;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -241,7 +241,7 @@ fn shares(width: usize) -> Vec<Range<usize>> {
 /// A matrix of these sizes, in the memory of `y`, by the caller's team: `work` computes some columns,
 /// in the memory that it is given.
 fn product(
-    mut y: Vec<f32>,
+    y: Vec<f32>,
     (count, width): (usize, usize),
     work: impl Fn(Vec<f32>, Range<usize>) -> Vec<f32> + Sync + Send,
 ) -> Vec<f32> {
@@ -251,10 +251,7 @@ fn product(
     let parts = parallel::divided(shares(width), |columns| {
         (columns.len(), work(Vec::new(), columns))
     });
-    y.clear();
-    if y.capacity() < count * width {
-        y = room(count * width);
-    }
+    let mut y = reused(y, count * width);
     for row in 0..count {
         for (width, part) in &parts {
             y.extend_from_slice(&part[row * width..(row + 1) * width]);

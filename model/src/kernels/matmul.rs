@@ -6,7 +6,7 @@
 //! two k by zeros. One thread: several take different sequences, or different columns.
 
 use super::few_rows::{FewRows, K_PIECE};
-use crate::spare::room;
+use crate::spare::reused;
 use gemm::Parallelism;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -97,16 +97,13 @@ impl<'a> View<'a> {
 
 /// Some columns of `a·b`, row-major, in the memory of `output`.
 pub(crate) fn product_in(
-    mut output: Vec<f32>,
+    output: Vec<f32>,
     a: View<'_>,
     b: View<'_>,
     columns: Range<usize>,
 ) -> Vec<f32> {
     let count = a.rows * columns.len();
-    output.clear();
-    if output.capacity() < count {
-        output = room(count);
-    }
+    let mut output = reused(output, count);
     if a.rows <= FEW || a.columns == 0 {
         output.resize(count, 0.0);
         matmul(a, b, columns, &mut output, false);
