@@ -14,6 +14,8 @@ pub const BATCH: &str = "batch.bin";
 pub const TARGETS: &str = "targets.bin";
 /// The state of the KL penalty's controller.
 pub const KL: &str = "kl.json";
+/// What has entered of the sources of `data.tasks`.
+pub const CURRICULUM: &str = "curriculum.json";
 /// Metrics of a part.
 pub const METRICS: &str = "metrics.json";
 /// Where each kept episode was played.

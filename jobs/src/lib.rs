@@ -9,6 +9,7 @@ mod agenteval;
 pub mod artifact_names;
 pub mod codec;
 pub mod config;
+pub mod curriculum;
 mod demonstration_files;
 pub mod episode;
 mod error;

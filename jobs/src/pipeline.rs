@@ -335,6 +335,10 @@ impl Parts<'_> {
         let start_policy = policy_of(plan, n - 1);
         let (per_round, rounds) = (plan.rollout_parts(), plan.rollout_rounds());
         let rollouts = per_round * rounds;
+        // What the batch of an earlier iteration says of the sources; none before the first.
+        let sources = |n: u32| (plan.has_curriculum() && n > 0).then(|| batch_of(n));
+        let entered = sources((n - 1).saturating_sub(plan.config.algorithm.lag));
+        let entered = entered.map(|from| ("curriculum".to_owned(), from));
         for round in 0..rounds {
             let own = round * per_round..(round + 1) * per_round;
             let before = (round > 0).then(|| self.here(Stage::Select, round.saturating_sub(1)));
@@ -342,6 +346,7 @@ impl Parts<'_> {
                 let mut inputs = vec![("policy".into(), rollout_policy)];
                 // A later round plays as many groups as are still missing, often none.
                 inputs.extend(before.map(|select| ("select".into(), select)));
+                inputs.extend(entered.clone());
                 self.rollout(part, inputs);
             }
             if plan.selects() {
@@ -377,13 +382,10 @@ impl Parts<'_> {
         if plan.selects() {
             inputs.push(("select".into(), self.here(Stage::Select, rounds - 1)));
         }
-        if plan.kl_adapts() && n > 1 {
-            let before = PartId {
-                iteration: n - 1,
-                ..self.here(Stage::Advantage, 0)
-            };
-            inputs.push(("before".into(), before));
+        if n > 1 && (plan.kl_adapts() || plan.has_curriculum()) {
+            inputs.push(("before".into(), batch_of(n - 1)));
         }
+        inputs.extend(entered);
         self.add(Stage::Advantage, 0, inputs);
         let batch = self.here(Stage::Advantage, 0);
         self.update(batch, start_policy);

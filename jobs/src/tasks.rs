@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use agentgym_envs::spec;
 use serde::Deserializer as _;
 use serde::de::{SeqAccess, Visitor};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -21,7 +22,9 @@ pub struct TaskPool {
     batch_size: usize,
     shuffle: bool,
     seed: u64,
-    /// Source of each draw index, the same in every iteration.
+    /// Of the sources, relative to each other.
+    weights: Vec<f64>,
+    /// Source of each draw index where all have entered.
     pattern: Vec<usize>,
     permutations: Mutex<Permutations>,
 }
@@ -35,6 +38,8 @@ struct Source {
     ids: Items,
     /// Draws of an iteration that come from this source.
     per_batch: usize,
+    /// Tasks of its order by which an iteration begins behind the one before.
+    stride: usize,
 }
 
 impl TaskPool {
@@ -56,6 +61,7 @@ impl TaskPool {
                 env: source.env.clone(),
                 ids,
                 per_batch: 0,
+                stride: 0,
             });
         }
         // Without shares, sources form one pool: the share is proportional to the size.
@@ -69,6 +75,13 @@ impl TaskPool {
         let pattern = spread(&weights, data.train_batch_size);
         for index in &pattern {
             sources[*index].per_batch += 1;
+        }
+        for source in &mut sources {
+            // Under a curriculum a source may fill whole batches.
+            source.stride = match data.curriculum.solved {
+                None => source.per_batch,
+                Some(_) => data.train_batch_size,
+            };
         }
         for (index, source) in sources.iter().enumerate() {
             if source.per_batch == 0 {
@@ -86,6 +99,7 @@ impl TaskPool {
             batch_size: data.train_batch_size,
             shuffle: data.shuffle,
             seed: data.seed,
+            weights,
             pattern,
             permutations: Mutex::default(),
         })
@@ -96,7 +110,7 @@ impl TaskPool {
         let passes = self
             .sources
             .iter()
-            .map(|s| s.ids.len() / s.per_batch)
+            .map(|s| s.ids.len() / s.stride)
             .min()
             .unwrap_or(0);
         u32::try_from(passes).unwrap_or(u32::MAX)
@@ -121,18 +135,27 @@ impl TaskPool {
         shares
     }
 
-    /// The tasks of a 1-based iteration, by draw index.
+    /// The source of each draw index where the first so many have entered.
+    pub fn pattern(&self, entered: usize) -> Cow<'_, [usize]> {
+        match entered < self.sources.len() {
+            true => spread(&self.weights[..entered], self.batch_size).into(),
+            false => self.pattern.as_slice().into(),
+        }
+    }
+
+    /// The tasks of a 1-based iteration, by draw index, from all sources.
     pub fn draws(&self, iteration: u32) -> Vec<Task> {
+        self.draws_of(iteration, self.sources.len())
+    }
+
+    /// The same from the first so many sources.
+    pub fn draws_of(&self, iteration: u32, entered: usize) -> Vec<Task> {
         let mut taken = vec![0u64; self.sources.len()];
-        (0..if self.sources.is_empty() {
-            0
-        } else {
-            self.batch_size
-        })
-            .map(|draw| {
-                let index = self.pattern[draw];
+        self.pattern(entered)
+            .iter()
+            .map(|&index| {
                 let source = &self.sources[index];
-                let before = u64::from(iteration.saturating_sub(1)) * source.per_batch as u64;
+                let before = u64::from(iteration.saturating_sub(1)) * source.stride as u64;
                 let position = before + taken[index];
                 taken[index] += 1;
                 let len = source.ids.len() as u64;
@@ -337,13 +360,23 @@ impl<'de> Visitor<'de> for Rows<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Ids;
+    use crate::config::{CurriculumCtrl, Ids};
+    use std::collections::BTreeSet;
 
     fn pool(sources: &[(&str, &str, Option<f64>)], batch: usize) -> TaskPool {
         seeded(sources, batch, 3)
     }
 
     fn seeded(sources: &[(&str, &str, Option<f64>)], batch: usize, seed: u64) -> TaskPool {
+        under(sources, batch, seed, None)
+    }
+
+    fn under(
+        sources: &[(&str, &str, Option<f64>)],
+        batch: usize,
+        seed: u64,
+        solved: Option<f64>,
+    ) -> TaskPool {
         let tasks = sources
             .iter()
             .map(|(env, ids, share)| TaskSource {
@@ -360,6 +393,10 @@ mod tests {
             max_response_length: 1,
             shuffle: true,
             seed,
+            curriculum: CurriculumCtrl {
+                solved,
+                iterations: 2,
+            },
         })
         .unwrap()
     }
@@ -403,6 +440,27 @@ mod tests {
         assert!(!three.is_empty() && seeded(&[], 20, 3).is_empty());
         // Existing plans keep their order.
         assert_eq!([0, 1].map(|s| three.shuffle_seed(s)), [3, 3 + (1 << 32)]);
+    }
+
+    #[test]
+    fn under_a_curriculum_a_source_is_drawn_alone_and_repeats_nothing_in_a_pass() {
+        let sources = [("a", "0..40", Some(0.5)), ("b", "0..60", Some(0.5))];
+        let pool = under(&sources, 8, 3, Some(0.8));
+        let drawn = |iteration, entered| pool.draws_of(iteration, entered);
+        assert!(drawn(1, 1).iter().all(|task| task.env == "a"));
+        assert_eq!(drawn(3, 2), pool.draws(3));
+        assert_eq!(drawn(3, 2).iter().filter(|task| task.env == "b").count(), 4);
+        // One source for three iterations, then both: no task of a pass comes twice.
+        let entered = [1, 1, 1, 2, 2].into_iter().enumerate();
+        let all: Vec<Task> = entered
+            .flat_map(|(i, entered)| drawn(i as u32 + 1, entered))
+            .collect();
+        let different: BTreeSet<(&str, i64)> = all
+            .iter()
+            .map(|task| (task.env.as_str(), task.item_id))
+            .collect();
+        assert_eq!(different.len(), all.len());
+        assert_eq!(pool.iterations_per_pass(), 5);
     }
 
     #[test]

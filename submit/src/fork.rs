@@ -40,13 +40,14 @@ const FIXED: [&str; 11] = [
 ];
 
 /// Prefixes of the artifacts that stages read from a commit.
-const READ: [&str; 8] = [
+const READ: [&str; 9] = [
     "policy/",
     "adapter/",
     "critic/",
     "optimizer/",
     "sft/",
     artifact_names::KL,
+    artifact_names::CURRICULUM,
     artifact_names::EPISODES,
     artifact_names::LINEAGE,
 ];
@@ -251,7 +252,9 @@ async fn take_over(
         let is_read = |artifact: &Artifact| {
             let name = artifact.name.as_str();
             let wanted = match id.stage {
-                Stage::Advantage => name == artifact_names::KL,
+                Stage::Advantage => {
+                    [artifact_names::KL, artifact_names::CURRICULUM].contains(&name)
+                }
                 _ => READ.iter().any(|read| name.starts_with(read)),
             };
             wanted && (carries_on || !name.starts_with("optimizer/"))
@@ -294,7 +297,16 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
             parent.run, parent.config.algorithm.adv_estimator
         )));
     }
-    if id.stage == Stage::Advantage && !parent.kl_adapts() {
+    let sources = |plan: &Plan| (plan.has_curriculum(), plan.config.data.tasks.len());
+    if id.stage == Stage::Advantage && child.has_curriculum() && sources(parent) != sources(child) {
+        return Err(Error::Usage(format!(
+            "key `data.curriculum.solved`: run {} has no curriculum over {} sources to go on with; keep its data.tasks, \
+             give data.curriculum.solved=null, or fork iteration 0",
+            parent.run,
+            child.config.data.tasks.len()
+        )));
+    }
+    if id.stage == Stage::Advantage && child.kl_adapts() && !parent.kl_adapts() {
         return Err(Error::Usage(format!(
             "key `algorithm.kl_ctrl.type`: run {} has no adaptive coefficient to go on with; keep its kl keys",
             parent.run

@@ -14,6 +14,7 @@ mod architecture;
 mod bad_input;
 mod check_model;
 mod configs;
+mod curriculum;
 mod dependencies;
 mod dtype;
 mod durability;

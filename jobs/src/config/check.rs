@@ -238,6 +238,19 @@ fn tasks(config: &Config) -> Result<()> {
         }
         share(&format!("data.tasks[{index}].share"), source.share)?;
     }
+    let curriculum = match config.run.pipeline {
+        _ if config.data.curriculum.solved.is_none() => None,
+        Pipeline::AgentEvol => {
+            Some("rl alone has one; it cannot be given under run.pipeline=agentevol")
+        }
+        Pipeline::Rl if tasks.len() < 2 => Some(
+            "sources of data.tasks enter one by one, and there is one; list the easy ones first",
+        ),
+        _ => None,
+    };
+    if let Some(why) = curriculum {
+        return Err(Error::value("data.curriculum.solved", why));
+    }
     // Each draw of a batch looks at every source.
     let draws = config.data.train_batch_size.saturating_mul(tasks.len());
     if draws > DRAWS_MAX {

@@ -35,6 +35,7 @@ const ROWS: &[Row] = &[
     (&["actor_rollout_ref.rollout.server"],
         |c| matches!(c.actor_rollout_ref.rollout.engine, RolloutEngine::Server | RolloutEngine::Chat),
         "actor_rollout_ref.rollout.engine asks no server"),
+    (&["data.curriculum.iterations"], |c| c.data.curriculum.solved.is_some(), "data.curriculum.solved is null"),
     (&["data.seed"], |c| c.data.shuffle, "data.shuffle is false"),
     (&["trainer.total_epochs"], |c| c.trainer.total_training_steps.is_none(), "trainer.total_training_steps is given"),
     (&["reward.batch_size", "reward.timeout_s", "reward.retries"], |c| c.reward.function.is_some(), "reward.function is null"),

@@ -19,7 +19,7 @@ pub use actor::*;
 use agentgym_envs::spec::{EnvSpec, declared, spec};
 pub use algorithm::*;
 pub(crate) use data::Items;
-pub use data::{Data, Files, Ids, TaskSource};
+pub use data::{CurriculumCtrl, Data, Files, Ids, TaskSource};
 pub use evaluation::*;
 pub use guard::*;
 pub use lessons::*;

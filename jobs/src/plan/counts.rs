@@ -102,12 +102,22 @@ impl Plan {
     }
 
     /// The tasks that an iteration plays in a round, by draw index. Rounds that are not needed
-    /// still consume their tasks, so that the tasks of an iteration depend only on its number.
-    pub fn round_tasks(&self, iteration: u32, round: u32) -> Vec<Task> {
+    /// still consume their tasks, so that the tasks of an iteration depend only on its number, and on
+    /// the sources that have `entered` under a curriculum.
+    pub fn round_tasks(&self, iteration: u32, round: u32, entered: Option<usize>) -> Vec<Task> {
         let before = iteration
             .saturating_sub(1)
             .saturating_mul(self.rollout_rounds());
-        self.tasks.draws(before.saturating_add(round + 1))
+        let iteration = before.saturating_add(round + 1);
+        match entered {
+            Some(entered) => self.tasks.draws_of(iteration, entered),
+            None => self.tasks.draws(iteration),
+        }
+    }
+
+    /// True if the sources of `data.tasks` enter one by one.
+    pub fn has_curriculum(&self) -> bool {
+        self.config.data.curriculum.solved.is_some()
     }
 
     /// Rollout parts of one round.

@@ -48,7 +48,11 @@ pub(super) const SHAPES: [&[&str]; 6] = [
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.001, target_kl: 0.05, horizon: 200}",
     ],
-    &["algorithm.filter_groups.enable=true"],
+    &[
+        "algorithm.filter_groups.enable=true",
+        "data.tasks=[{env: textcraft, ids: 0..50}, {env: textcraft, ids: 50..100}]",
+        "data.curriculum={solved: 0.5, iterations: 1}",
+    ],
     &[
         "sft.sources=[]",
         "sft.steps=0",

@@ -19,6 +19,7 @@ use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
+use agentgym_jobs::curriculum::Curriculum;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{LogProbs, Values};
 use agentgym_storage::Outputs;
@@ -75,13 +76,18 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         selected,
     };
     let credit = Credit::assign(plan, &all, &given)?;
-    let metrics = summary::summarise(plan, iteration, &all, &given, &credit)?;
+    let mut metrics = summary::summarise(plan, iteration, &all, &given, &credit)?;
     write(outputs, artifact_names::BATCH, "batch", &credit.batch).await?;
     if let Some(targets) = &credit.targets {
         write(outputs, artifact_names::TARGETS, "targets", targets).await?;
     }
     if let Some(state) = &credit.kl {
         write_json(outputs, artifact_names::KL, "kl", state).await?;
+    }
+    if plan.has_curriculum() {
+        let state = next_sources(context, all.iter().map(|s| &s.episode)).await?;
+        write_json(outputs, artifact_names::CURRICULUM, "curriculum", &state).await?;
+        metrics.sources_entered = Some(state.entered);
     }
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
@@ -90,10 +96,53 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
+/// Another input of `advantage`: the iteration before.
+const BEFORE: &str = "before";
+
+/// The state of the curriculum under which this iteration's tasks are drawn.
+pub(super) async fn curriculum(context: &StageContext) -> Result<Curriculum> {
+    sources_of(context, "curriculum").await
+}
+
+/// The state that an input recorded, or the first one.
+async fn sources_of(context: &StageContext, input: &str) -> Result<Curriculum> {
+    let sources = context.plan.config.data.tasks.len();
+    if !context.part.inputs.iter().any(|known| known.name == input) {
+        return Ok(Curriculum::start(sources));
+    }
+    let bytes = context
+        .inputs
+        .bytes(input, artifact_names::CURRICULUM)
+        .await?;
+    let state: Curriculum = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::stage(format!("curriculum.json of an iteration before: {e}")))?;
+    match state.recent.len() == sources {
+        true => Ok(state),
+        false => Err(Error::stage(format!(
+            "curriculum.json of an iteration before is of {} sources, and data.tasks has {sources}",
+            state.recent.len()
+        ))),
+    }
+}
+
+/// The state of the curriculum after this iteration's episodes.
+async fn next_sources(
+    context: &StageContext,
+    episodes: impl Iterator<Item = &Episode>,
+) -> Result<Curriculum> {
+    let plan = &context.plan;
+    let pattern = plan.tasks.pattern(curriculum(context).await?.entered);
+    let source = |episode: &Episode| pattern[episode.group as usize % pattern.len()];
+    let played = episodes
+        .filter(|episode| episode.usable())
+        .map(|episode| (source(episode), episode.success));
+    let before = sources_of(context, BEFORE).await?;
+    Ok(before.next(&plan.config.data.curriculum, played))
+}
+
 /// The coefficient of the KL penalty in this iteration's rewards: the one that the previous
 /// iteration recorded, or the initial one.
 async fn kl_coef(context: &StageContext) -> Result<Option<f64>> {
-    const BEFORE: &str = "before";
     let Some(controller) = context.plan.config.kl_controller()? else {
         return Ok(None);
     };

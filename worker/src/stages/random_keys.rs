@@ -93,7 +93,7 @@ fn requests(plan: &Plan, id: PartId) -> Vec<Request> {
     match id.stage {
         Stage::Rollout => {
             let all = plan.config.data.train_batch_size;
-            rollout::requests(plan, id.iteration, id.part, all)
+            rollout::requests(plan, id, all, None)
         }
         Stage::Evaluate | Stage::EvaluateInit => {
             let set = &plan.config.evaluation.sets[id.part as usize];

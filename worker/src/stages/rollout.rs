@@ -2,11 +2,12 @@
 //! `episodes.bin`. If the estimator uses a greedy baseline, each task is also played once greedily;
 //! these episodes go into `baseline.bin` and are not trained on.
 
-use super::{play, select};
+use super::{advantage, play, select};
 use crate::episode::{Request, Rules};
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Outcome};
+use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
@@ -24,7 +25,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         true => select::selection(&context.inputs, SELECT).await?.missing,
         false => plan.config.data.train_batch_size,
     };
-    let requests = requests(&plan, id.iteration, id.part, wanted);
+    let entered = match plan.has_curriculum() {
+        true => Some(advantage::curriculum(context).await?.entered),
+        false => None,
+    };
+    let requests = requests(&plan, id, wanted, entered);
     let (left_out, requests): (Vec<Request>, Vec<Request>) = requests
         .into_iter()
         .partition(|request| is_excluded(&plan, id.iteration, request));
@@ -63,9 +68,15 @@ fn excluded(request: &Request) -> Episode {
     request.empty(Outcome::EnvFault, why.to_owned())
 }
 
-/// The episodes of a part: a pure function of the plan and of the number of groups that the round
-/// plays.
-pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
+/// The episodes of a part: a pure function of the plan, of the number of groups that the round plays,
+/// and of the sources that have entered under a curriculum.
+pub(super) fn requests(
+    plan: &Plan,
+    id: PartId,
+    wanted: usize,
+    entered: Option<usize>,
+) -> Vec<Request> {
+    let (iteration, part) = (id.iteration, id.part);
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let sampling = Sampling {
         temperature: rollout.temperature,
@@ -74,7 +85,7 @@ pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) ->
         greedy: false,
     };
     let (round, part) = (part / plan.rollout_parts(), part % plan.rollout_parts());
-    let tasks = plan.round_tasks(iteration, round);
+    let tasks = plan.round_tasks(iteration, round, entered);
     let first_group = round as usize * plan.config.data.train_batch_size;
     // The sample after the group's samples is its greedy baseline.
     let baselines = u32::from(plan.plays_baselines());
@@ -112,7 +123,18 @@ pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) ->
 mod tests {
     use super::*;
     use crate::stages::testing::plan;
+    use agentgym_jobs::pipeline::Stage;
     use std::collections::BTreeSet;
+
+    fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
+        let stage = Stage::Rollout;
+        let id = PartId {
+            iteration,
+            stage,
+            part,
+        };
+        super::requests(plan, id, wanted, None)
+    }
 
     #[test]
     fn a_later_round_plays_what_is_missing_with_other_tasks_and_keys() {

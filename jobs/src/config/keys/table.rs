@@ -124,6 +124,10 @@ pub const KEYS: &[KeySpec] = &[
     id("data.max_response_length", "4096", "most tokens after the prompt").within(whole(1, 100 * MILLION, TOKENS)),
     id("data.shuffle", "true", "shuffle the tasks anew in every pass"),
     id("data.seed", "1", "seed of that shuffle"),
+    option("data.curriculum.solved", "null",
+        "data.tasks enter one by one, the next when this share of the episodes of each before it is solved; null: all at once")
+        .within(above(0.0, 1.0, SHARE)),
+    option("data.curriculum.iterations", "2", "the newest iterations of a source that the share is taken over").within(whole(1, 10_000, ANY)),
     // policy
     id("actor_rollout_ref.model.path", "tiny", "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…&tokenizer=qwen2"),
     option("actor_rollout_ref.model.template_date", "null",

@@ -145,4 +145,13 @@ pub struct Data {
     pub max_response_length: usize,
     pub shuffle: bool,
     pub seed: u64,
+    pub curriculum: CurriculumCtrl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CurriculumCtrl {
+    /// Share of episodes to solve before another source enters; `None` without a curriculum.
+    pub solved: Option<f64>,
+    /// Iterations that the share is taken over.
+    pub iterations: u32,
 }

@@ -52,6 +52,9 @@ pub(super) struct Metrics {
     /// The KL that the controller measured: mean over episodes, nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kl_in_reward: Option<f64>,
+    /// Sources of `data.tasks` that later iterations draw from, under a curriculum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sources_entered: Option<usize>,
     /// Mean reward of the greedy baseline episodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline_reward: Option<f64>,
@@ -114,6 +117,7 @@ pub(super) fn summarise(
         importance_weight_cut: correction.map(|c| cut(c.threshold)),
         kl_coef: credit.kl.as_ref().map(|kl| kl.kl_coef),
         kl_in_reward: credit.kl.as_ref().map(|kl| kl.kl),
+        sources_entered: None,
         baseline_reward: estimator
             .needs_baseline()
             .then(|| mean(given.baselines.values().copied())),
