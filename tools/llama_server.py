@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 
-# Qwen2's tensors, in the words of GGUF.
+# Tensors of the families, in the words of GGUF.
+FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -30,6 +31,8 @@ LAYER = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -71,22 +74,40 @@ def renamed(name):
     return f"blk.{parts[2]}.{LAYER[module]}.{parts[-1]}"
 
 
+def interleaved(values, heads):
+    """Rows of each head as llama.cpp's `llama` turns them: pairs (0, 1), (2, 3) in place of (i, i + half)."""
+    shape = values.shape
+    return values.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
 def convert(folder, out):
-    """Writes a Qwen2 folder as one GGUF file."""
+    """Writes a folder of a known family as one GGUF file."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] != "qwen2":
-        sys.exit(f"llama_server: {folder} is a {config['model_type']}; this converts qwen2 alone")
+    family = FAMILIES.get(config["model_type"])
+    if family is None:
+        sys.exit(f"llama_server: {folder} is a {config['model_type']}; this converts {', '.join(FAMILIES)}")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    writer = gguf.GGUFWriter(str(out), "qwen2")
+    if tokenizer["model"]["type"] != "BPE" or tokenizer["model"].get("byte_fallback"):
+        sys.exit(f"llama_server: the tokenizer of {folder} is no byte-level BPE")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        sys.exit(f"llama_server: {folder} scales its rotary positions; this converts plain ones alone")
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    writer = gguf.GGUFWriter(str(out), family)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_rope_dimension_count(head)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(key_heads)
+    writer.add_rope_freq_base(config.get("rope_theta") or rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
 
@@ -109,10 +130,14 @@ def convert(folder, out):
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
-    writer.add_eos_token_id(config["eos_token_id"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
     writer.add_add_bos_token(False)
 
     for name, values in tensors(folder):
+        turned = {"self_attn.q_proj": heads, "self_attn.k_proj": key_heads}.get(".".join(name.split(".")[3:-1]))
+        if family == "llama" and turned:
+            values = interleaved(values, turned)
         writer.add_tensor(renamed(name), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
