@@ -250,10 +250,12 @@ pub struct PlanArgs {
     /// The config
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Ask every environment address of the config: whether it answers, as the environment of its
-    /// name, and opens the plan's last item
+    /// Ask every environment address whether it is what its name says and opens the plan's last item
     #[arg(long)]
     pub check: bool,
+    /// Measure a small first iteration also where that takes minutes
+    #[arg(long)]
+    pub trial: bool,
 }
 
 /// Where a new run begins.
@@ -291,8 +293,7 @@ pub struct ExportArgs {
         conflicts_with = "trajectories"
     )]
     pub to: Option<PathBuf>,
-    /// Of a run that trains an adapter: the adapter alone, without the policies
-    /// that it is merged into
+    /// Of a run that trains an adapter: the adapter alone, without the policies with it
     #[arg(long, conflicts_with = "trajectories")]
     pub adapter: bool,
     /// Also the reference policy, from which divergences are measured
@@ -301,8 +302,7 @@ pub struct ExportArgs {
     /// Also the optimizer's state after the iteration
     #[arg(long, conflicts_with = "trajectories")]
     pub optimizer: bool,
-    /// Most bytes of a weight file, such as 500MB or 2GiB; larger models are written as shards
-    /// with an index [default: 4GB]
+    /// Most bytes of a weight file, such as 500MB; larger models become shards [default: 4GB]
     #[arg(
         long,
         value_name = "SIZE",
@@ -314,8 +314,7 @@ pub struct ExportArgs {
     /// variable is about computing and does not count here.
     #[arg(skip)]
     pub save_dtype: Option<Dtype>,
-    /// Instead: a new JSON file for the episodes of the run, or of --iteration, in
-    /// AgentTraj-L's format, which sft and dpo runs read
+    /// Instead: the episodes as a new JSON file in AgentTraj-L's format, which sft and dpo runs read
     #[arg(long, value_name = "FILE")]
     pub trajectories: Option<PathBuf>,
     /// Of these, only episodes of this stage: rollout, filter, evaluate or evaluate_init

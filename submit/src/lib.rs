@@ -142,7 +142,7 @@ async fn command(cli: &Cli) -> Result<()> {
 }
 
 async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
-    let (args, check) = (&args.config, args.check);
+    let (args, check, trial) = (&args.config, args.check, args.trial);
     let mut config = run::read_config(args, global)?;
     if config.evaluates_alone() {
         // Such a config is meant for `eval`: show what that would do.
@@ -154,9 +154,9 @@ async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
     let gpu = plan::device::Gpu::of(&global.device, global.dtype);
     let checked = run::local::check(&plan, &args.config, gpu);
     let measured = match (measured(&plan, global).await, &checked) {
-        (Some(measured), _) => Ok(measured),
-        (None, Ok(())) => plan::trial::tried(&plan, &config, global).await,
-        (None, Err(_)) => Err("the run would be refused".to_owned()),
+        (Some(measured), _) if !trial => Ok(measured),
+        (_, Ok(())) => plan::trial::tried(&plan, &config, global, trial).await,
+        (_, Err(_)) => Err("the run would be refused".to_owned()),
     };
     let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
         .with_device(&global.device, global.dtype)
@@ -184,7 +184,7 @@ async fn measured(plan: &Plan, global: &Global) -> Option<plan::measured::Measur
     }
     let read = async {
         let store = existing_store(url).await?;
-        plan::measured::Measured::of(&store, plan).await
+        plan::measured::Measured::of(&store, plan, global.dtype).await
     };
     match tokio::time::timeout(PATIENCE, read).await {
         Ok(Ok(found)) => found,

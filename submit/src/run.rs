@@ -299,7 +299,7 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     }
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     if args.dry_run {
-        let measured = Measured::of(&store, &child).await?;
+        let measured = Measured::of(&store, &child, global.dtype).await?;
         let measured = measured.ok_or_else(|| "no run of this model was measured".to_owned());
         show_fork(&parent, args, (&child, measured), global);
         return Ok(());

@@ -1,14 +1,17 @@
-//! How long a run will take and what it will cost, from what runs of the same model took in the same
-//! store, or a trial just now: seconds of work by stage, in proportion to the work that the plan asks
-//! for.
+//! How long a run will take, what it will cost and what memory it needs, from what runs of the same
+//! model took in the same store, or a trial just now: seconds of work by stage, in proportion to the
+//! work that the plan asks for; and the peaks of memory, with the share of what sequences of the
+//! maximum length need that the sequences of those runs needed.
 
 use crate::Result;
+use crate::plan::memory::{Bytes, Memory};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::sequences;
 use crate::runs::RunView;
 use crate::text;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
+use agentgym_model::Dtype;
 use agentgym_storage::{Manifest, Store};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -33,6 +36,8 @@ pub struct Measured {
     price: Option<f64>,
     /// Seconds of the trial that was measured, in place of runs.
     trial_s: Option<f64>,
+    /// What sequences needed of memory, as a share of what they may need by their maximum length.
+    lengths: BTreeMap<Stage, f64>,
 }
 
 /// What commits of a stage took.
@@ -50,6 +55,7 @@ struct Spent {
 #[derive(Debug, Default)]
 struct Seen {
     spent: BTreeMap<(String, Stage), Spent>,
+    lengths: BTreeMap<(String, Stage), f64>,
     runs: Vec<String>,
     /// Prices, weighed by seconds.
     priced: (f64, f64),
@@ -120,11 +126,8 @@ impl Seen {
         let rounds = f64::from(plan.rounds_max(id.iteration.max(1)));
         let key = (manifest.numeric_class.clone(), id.stage);
         let entry = self.spent.entry(key).or_default();
-        // Before its first step, a part makes or reads all demonstrations.
-        let busy_s = match id.stage {
-            Stage::Sft | Stage::Dpo => done.stats.get("busy_s").and_then(Value::as_f64),
-            _ => None,
-        };
+        // A part reads, and makes its demonstrations, before it computes, and then writes.
+        let busy_s = done.stats.get("busy_s").and_then(Value::as_f64);
         let seconds = busy_s.map_or(done.wall_s, |busy_s| busy_s.min(done.wall_s));
         entry.seconds += seconds;
         entry.work += work(plan, id.stage, rounds, parts);
@@ -134,6 +137,20 @@ impl Seen {
         if !self.runs.contains(&run) {
             self.runs.push(run);
         }
+    }
+
+    /// Remembers the peak of a commit, beside what its run's plan is told.
+    fn add_peak(&mut self, bound: &Memory, stage: Stage, manifest: &Manifest) {
+        let stats = manifest.work.as_ref().map(|done| &done.stats);
+        let peak = stats.and_then(|stats| stats.get("peak_memory_bytes")?.as_u64());
+        // Not every system tells a peak.
+        let (Some(peak @ 1..), Some(most)) = (peak, bound.of(stage)) else {
+            return;
+        };
+        let share = (peak as f64 - most.fixed as f64) / most.by_lengths.max(1) as f64;
+        let key = (manifest.numeric_class.clone(), stage);
+        let largest = self.lengths.entry(key).or_insert(share);
+        *largest = share.max(*largest);
     }
 
     /// What the plan takes at these rates; the class that worked longest counts.
@@ -158,7 +175,12 @@ impl Seen {
             }
         }
         let (paid, priced_s) = self.priced;
+        let of_class = self
+            .lengths
+            .into_iter()
+            .filter(|((own, _), _)| *own == class);
         Some(Measured {
+            lengths: of_class.map(|((_, stage), share)| (stage, share)).collect(),
             by_stage,
             unmeasured,
             runs: self.runs,
@@ -174,7 +196,7 @@ impl Measured {
     ///
     /// # Errors
     /// The store cannot be read. A run that cannot is left out.
-    pub(crate) async fn of(store: &Store, plan: &Plan) -> Result<Option<Self>> {
+    pub(crate) async fn of(store: &Store, plan: &Plan, dtype: Dtype) -> Result<Option<Self>> {
         let mut seen = Seen::default();
         for run in store.runs().await? {
             if seen.runs.len() == RUNS_MAX {
@@ -192,14 +214,14 @@ impl Measured {
                 (actor.model.path.clone(), api)
             };
             if played(&view.plan) == played(plan) {
-                look(&view, &mut seen).await?;
+                look(&view, dtype, &mut seen).await?;
             }
         }
         Ok(seen.scaled(plan))
     }
 
     /// The same of a trial that took so many seconds and evaluated nothing: playing for an evaluation
-    /// takes what playing to train took.
+    /// takes what playing to train took, and its sequences are as long.
     pub(crate) fn by_trial(mut self, plan: &Plan, took_s: f64) -> Self {
         let rounds = mean_rounds(plan);
         let all = stages(plan);
@@ -217,9 +239,24 @@ impl Measured {
                 }
             }
         }
+        if let Some(&share) = self.lengths.get(&Stage::Rollout) {
+            self.lengths.entry(Stage::Evaluate).or_insert(share);
+        }
         self.runs.clear();
         self.trial_s = Some(took_s);
         self
+    }
+
+    /// The peaks of a plan with these bounds.
+    pub(crate) fn memory(&self, bound: &Memory) -> Memory {
+        bound.map(|stage, most| {
+            let share = self.lengths.get(&stage)?;
+            let peak = most.fixed as f64 + share * most.by_lengths as f64;
+            Some(Bytes {
+                fixed: peak.max(0.0) as u64,
+                by_lengths: 0,
+            })
+        })
     }
 
     fn worker_s(&self) -> f64 {
@@ -294,9 +331,11 @@ impl Measured {
     }
 }
 
-/// Reads the newest commits of every stage of a run.
-async fn look(view: &RunView, seen: &mut Seen) -> Result<()> {
+/// Reads the newest commits of every stage of a run, whose workers are taken to have been like this
+/// machine's.
+async fn look(view: &RunView, dtype: Dtype, seen: &mut Seen) -> Result<()> {
     let plan = &view.plan;
+    let bound = Memory::here(plan, dtype).ok();
     let parts = stages(plan);
     let mut newest: BTreeMap<Stage, Vec<PartId>> = BTreeMap::new();
     for id in view.commits().await? {
@@ -310,6 +349,9 @@ async fn look(view: &RunView, seen: &mut Seen) -> Result<()> {
                 continue;
             };
             seen.add(plan, id, &manifest, of_stage);
+            if let Some(bound) = &bound {
+                seen.add_peak(bound, id.stage, &manifest);
+            }
             if at > 0 {
                 continue;
             }
@@ -445,6 +487,46 @@ trainer: {total_training_steps: 10}
         );
         assert_eq!(tried.to_json()["trial_s"], 2.0);
         assert_eq!(tried.to_json()["runs"], json!([]));
+    }
+
+    /// Half of what lengths may need was needed: so it is of a plan with longer sequences.
+    #[test]
+    fn a_peak_is_scaled_by_lengths_alone() {
+        let bound = |context: &str| {
+            let model = "actor_rollout_ref.model.path=tiny?hidden=64&layers=2&vocab=512";
+            let plan = plan(&[model, &format!("data.max_response_length={context}")]);
+            Memory::here(&plan, Dtype::F32).unwrap()
+        };
+        let (short, long) = (bound("1000"), bound("3000"));
+        let [had, expected] = [&short, &long].map(|of| of.of(Stage::Rollout).unwrap());
+        assert!(had.by_lengths < expected.by_lengths, "{had:?} {expected:?}");
+        assert_eq!(had.fixed, expected.fixed);
+        let slot = agentgym_storage::PartKey {
+            run: plan(&[]).run,
+            iteration: 1,
+            stage: "rollout".to_owned(),
+            part: 0,
+        };
+        let stats = json!({"peak_memory_bytes": had.fixed + had.by_lengths / 2});
+        let work = Work {
+            worker: "w".into(),
+            started_unix_s: 0,
+            wall_s: 1.0,
+            stats: stats.as_object().unwrap().clone(),
+        };
+        let manifest = Manifest {
+            work: Some(work),
+            numeric_class: "cpu".into(),
+            ..Manifest::new(slot, AttemptId::new(1), vec![])
+        };
+        let mut seen = seen(&plan(&[]), 3.0);
+        seen.add_peak(&short, Stage::Rollout, &manifest);
+        let measured = seen.scaled(&plan(&[])).unwrap();
+        let peaks = measured.memory(&long);
+        let peak = peaks.of(Stage::Rollout).unwrap().all();
+        let half = expected.fixed + expected.by_lengths / 2;
+        assert!(peak.abs_diff(half) < 3, "{peak} {half}");
+        assert_eq!(peaks.of(Stage::Update), None, "nobody has measured it");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! They assume sequences of the maximum length; shorter ones need less. Where a formula says
 //! *live*, it counts what exists at the same time in `model`'s code.
 
-use crate::plan::model_size::ModelSize;
+use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{evaluated_sequences, narrow, sequences};
 use crate::text::{bytes, count};
@@ -49,20 +49,52 @@ pub(super) const ESTIMATED: [Stage; 7] = [
     Stage::Evaluate,
 ];
 
+/// Bytes of a process in a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    /// Whatever the sequences are like: programs, policies, gradients, moments.
+    pub(crate) fixed: u64,
+    /// What grows with the lengths of sequences.
+    pub(crate) by_lengths: u64,
+}
+
+impl Bytes {
+    /// All of it.
+    pub(crate) fn all(self) -> u64 {
+        self.fixed.saturating_add(self.by_lengths)
+    }
+}
+
 /// Peak bytes of the whole process in the estimated stages that the plan has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Memory(Vec<(Stage, u64)>);
+pub(crate) struct Memory(Vec<(Stage, Bytes)>);
 
 impl Memory {
     /// The largest over all stages.
     pub(crate) fn largest(&self) -> u64 {
-        self.0.iter().map(|(_, most)| *most).max().unwrap_or(0)
+        let each = self.0.iter().map(|(_, most)| most.all());
+        each.max().unwrap_or(0)
+    }
+
+    /// Of one stage; `None` where there is no estimate.
+    pub(crate) fn of(&self, stage: Stage) -> Option<Bytes> {
+        let mut each = self.0.iter();
+        each.find_map(|(known, most)| (*known == stage).then_some(*most))
+    }
+
+    /// Other bytes for these stages; without those that have none.
+    pub(crate) fn map(&self, bytes: impl Fn(Stage, Bytes) -> Option<Bytes>) -> Self {
+        let each = self.0.iter();
+        Self(
+            each.filter_map(|(stage, most)| Some((*stage, bytes(*stage, *most)?)))
+                .collect(),
+        )
     }
 
     /// The stage that needs the most, and the keys that lower it.
     pub(crate) fn largest_stage(&self, plan: &Plan) -> (&'static str, &'static str) {
         let largest = self.largest();
-        let found = self.0.iter().find(|(_, most)| *most == largest);
+        let found = self.0.iter().find(|(_, most)| most.all() == largest);
         let stage = found.map_or(Stage::Update, |(stage, _)| *stage);
         let limit = plan.config.jobs.unit_tokens;
         let episode = plan.context_tokens() > limit;
@@ -85,22 +117,31 @@ impl Memory {
         (stage.name(), keys)
     }
 
-    /// `≤ 65 MB in rollout, 99 MB in log_probs`.
+    /// `65 MB in rollout, 99 MB in log_probs`.
     pub(crate) fn text(&self) -> String {
         let each = self.0.iter();
         let each: Vec<String> = each
-            .map(|(stage, most)| format!("{} in {}", bytes(*most), stage.name()))
+            .map(|(stage, most)| format!("{} in {}", bytes(most.all()), stage.name()))
             .collect();
-        format!("≤ {}", each.join(", "))
+        each.join(", ")
     }
 
     /// `<stage>_memory_bytes`; 0 for a stage that the plan does not have.
     pub(crate) fn json(&self) -> impl Iterator<Item = (String, u64)> {
         ESTIMATED.iter().map(|stage| {
-            let found = self.0.iter().find(|(known, _)| known == stage);
-            let most = found.map_or(0, |(_, most)| *most);
+            let most = self.of(*stage).map_or(0, Bytes::all);
             (format!("{}_memory_bytes", stage.name()), most)
         })
+    }
+
+    /// For a worker of this machine.
+    ///
+    /// # Errors
+    /// Why the size of the plan's model is not known here.
+    pub(crate) fn here(plan: &Plan, dtype: Dtype) -> Result<Self, String> {
+        let model = model_size::of(&plan.config.actor_rollout_ref.model)?;
+        let threads = plan.config.jobs.threads.unwrap_or(agentgym_worker::cores());
+        Ok(Self::new(plan, &model, threads as u64, dtype))
     }
 
     /// For workers with `threads` compute threads of a processor whose products read `dtype`.
@@ -113,22 +154,36 @@ impl Memory {
         };
         let iterations = u128::from(plan.iterations);
         let resident = work.resident(iterations.max(1));
-        let trains = |model: &Trained| F32 * work.training(model);
+        // Bytes of a stage beside the resident ones: fixed, and by lengths.
+        let trains = |model: &Trained, batch: u128| {
+            let (fixed, under_way) = work.training(model);
+            (F32 * fixed, F32 * under_way + batch)
+        };
+        let decodes = |sequences| (F32 * model.head_copy, F32 * work.decoding(sequences));
         let most = |stage| match stage {
-            Stage::Sft => resident + trains(&work.taught()),
-            Stage::Dpo => resident + trains(&work.preferring()),
-            Stage::Rollout => resident + F32 * work.decoding(work.part_sequences()),
-            Stage::LogProbs => resident + F32 * work.scoring(),
-            Stage::Update => resident + work.batch() + trains(&work.policy()),
-            Stage::CriticUpdate => resident + work.batch() + trains(&work.value_model()),
-            // The last iteration's policy in addition to those before it.
+            Stage::Sft => trains(&work.taught(), 0),
+            Stage::Dpo => trains(&work.preferring(), 0),
+            Stage::Rollout => decodes(work.part_sequences()),
+            Stage::LogProbs => (0, F32 * work.scoring()),
+            Stage::Update => trains(&work.policy(), work.batch()),
+            Stage::CriticUpdate => trains(&work.value_model(), work.batch()),
             _ => {
-                let sequences = evaluated_sequences(plan).into();
-                work.resident(iterations + 1) + F32 * work.decoding(sequences)
+                let (fixed, by_lengths) = decodes(evaluated_sequences(plan).into());
+                // The last iteration's policy in addition to those before it.
+                let more = work.resident(iterations + 1) - resident;
+                (fixed + more, by_lengths)
             }
         };
         let stages = ESTIMATED.into_iter().filter(|stage| has(plan, *stage));
-        Self(stages.map(|stage| (stage, narrow(most(stage)))).collect())
+        let each = stages.map(|stage| {
+            let (fixed, by_lengths) = most(stage);
+            let bytes = Bytes {
+                fixed: narrow(resident + fixed),
+                by_lengths: narrow(by_lengths),
+            };
+            (stage, bytes)
+        });
+        Self(each.collect())
     }
 }
 
@@ -295,14 +350,14 @@ impl Work<'_> {
         tasks * (u128::from(config.actor_rollout_ref.rollout.n) + baselines)
     }
 
-    /// KV caches of the episodes in flight on every thread, one step of the rows, and their logits;
-    /// plus the transposed copy of a tied head, shared by all threads.
+    /// KV caches of the episodes in flight on every thread, one step of the rows, and their logits,
+    /// beside the transposed copy of a tied head, which all threads share.
     fn decoding(&self, sequences: u128) -> u128 {
         let m = self.model;
         let (rows, tokens) = self.rows(sequences);
         let cache = tokens * m.footprint.cache();
         let step = (PREFILL_TOKENS + rows) * m.footprint.forward();
-        m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
+        self.threads * (cache + step + rows * m.vocabulary)
     }
 
     /// The rows that a thread decodes at once, and the tokens of its caches.
@@ -341,10 +396,10 @@ impl Work<'_> {
     }
 
     /// AdamW's moments, the policy of the previous step, one gradient per thread and per level of
-    /// the tree that sums them (their memory is reused between steps), and the larger of two
-    /// phases: units in progress, or the optimizer step, where the new weights reuse a gradient's
-    /// memory.
-    fn training(&self, trained: &Trained) -> u128 {
+    /// the tree that sums them (their memory is reused between steps); and, by lengths, the larger of
+    /// two phases: units in progress, or the optimizer step, where the new weights reuse a
+    /// gradient's memory.
+    fn training(&self, trained: &Trained) -> (u128, u128) {
         let limit = self.plan.config.jobs.unit_tokens as u128;
         let (pieces, piece) = trained.pieces;
         let (unit, _) = self.unit(trained);
@@ -358,7 +413,8 @@ impl Work<'_> {
             0 | 1 => 0,
             _ => trained.copy,
         };
-        2 * trained.learned + before + gradients + under_way.max(step)
+        let fixed = 2 * trained.learned + before + gradients;
+        (fixed, under_way.max(step))
     }
 
     /// What the units of a minibatch of so many tasks are made of, at most: as many samples of a task

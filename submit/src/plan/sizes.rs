@@ -20,6 +20,8 @@ const F32: u128 = 4;
 /// Sizes of one iteration in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
+    /// What a run of one iteration leaves, with its model and a warm start.
+    pub(crate) once: u64,
     /// The policy of an iteration, or its adapter.
     pub(crate) policy: u64,
     pub(crate) optimizer: u64,
@@ -79,6 +81,7 @@ impl Sizes {
         };
         let kept = base + policies * trained + 2 * optimizer + critics + iterations * records;
         Self {
+            once: narrow(weights + 2 * (trained + optimizer) + 2 * critic),
             policy: narrow(trained),
             optimizer: narrow(optimizer),
             critic: narrow(critic),

@@ -1,48 +1,65 @@
-//! How long a run would take on this machine, where its store has seen no run of its model: the
-//! first iteration, made small, is run by a process of its own in a folder that goes again. It may
-//! take some seconds and then is ended, so that memory and threads of `plan` stay its own.
+//! How long a run would take on this machine and what memory it would need, where its store has seen
+//! no run of its model: the first iteration, made small, is run by a process of its own in a folder
+//! that goes again. It may take some seconds and then is ended, unless somebody asked for it; memory
+//! and threads of `plan` stay its own.
 
 use crate::cli::Global;
 use crate::plan::measured::Measured;
 use crate::plan::model_size;
-use crate::plan::sizes::narrow;
+use crate::plan::sizes::{Sizes, narrow};
 use crate::{Error, existing_store, text};
 use agentgym_envs::builtin::is_builtin;
 use agentgym_jobs::config::{Pipeline, ResolvedConfig};
 use agentgym_jobs::plan::Plan;
 use serde_json::Value;
-use std::path::Path;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
-/// How long the small iteration may take.
+/// How long the small iteration may take where nobody has asked for it.
 const LIMIT: Duration = Duration::from_secs(5);
 /// A model with more parameters would not get through it.
 const PARAMETERS_MAX: u128 = 20_000_000;
+/// How often one that was asked for is heard of.
+const SAID_EVERY: Duration = Duration::from_secs(10);
 /// Episodes of the small iteration, about.
 const EPISODES: usize = 64;
 /// Optimizer steps of its warm start and of what a pipeline does once.
 const STEPS: u32 = 1;
 const PROGRAM: &str = "agentgym-submit";
 
-/// What the plan takes by a small iteration just now, or why none was run.
+/// What the plan takes by a small iteration just now, or why none was run. One that is asked for
+/// takes what time it needs.
 pub(crate) async fn tried(
     plan: &Plan,
     config: &ResolvedConfig,
     global: &Global,
+    asked: bool,
 ) -> Result<Measured, String> {
-    if let Some(why) = untried(plan) {
+    if let Some(why) = untried(plan).or_else(|| (!asked).then(|| too_large(plan))?) {
         return Err(why);
     }
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
     let begun = Instant::now();
-    iteration(plan, config, global, folder.path()).await?;
+    let mut small = small_iteration(plan, config, global, folder.path())?;
+    let limit = if asked { Duration::MAX } else { LIMIT };
+    let waited = match asked && !global.quiet {
+        true => ended(&mut small, limit, Some(begun)).await,
+        false => ended(&mut small, limit, None).await,
+    };
+    if waited.is_err() {
+        // Its folder goes after it.
+        let _ = small.kill().await;
+    }
+    succeeded(waited?, folder.path())?;
     let took_s = begun.elapsed().as_secs_f64();
     let said = |e: Error| e.to_string();
     let store = store_in(folder.path());
     let store = existing_store(&store).await.map_err(said)?;
-    let found = Measured::of(&store, plan).await.map_err(said)?;
+    let found = Measured::of(&store, plan, global.dtype)
+        .await
+        .map_err(said)?;
     let nothing = || "a small iteration measured nothing".to_owned();
     Ok(found.ok_or_else(nothing)?.by_trial(plan, took_s))
 }
@@ -51,7 +68,11 @@ fn store_in(folder: &Path) -> String {
     folder.join("store").display().to_string()
 }
 
-/// Why a trial would touch what is not this machine's, or take long.
+fn log_in(folder: &Path) -> PathBuf {
+    folder.join("said")
+}
+
+/// Why a trial would touch what is not this machine's, or try nothing.
 fn untried(plan: &Plan) -> Option<String> {
     let config = &plan.config;
     let named = |what: &str| Some(what.to_owned());
@@ -78,13 +99,22 @@ fn untried(plan: &Plan) -> Option<String> {
     }
     match model_size::of(&config.actor_rollout_ref.model) {
         Err(_) => named("the model is not here"),
-        Ok(size) if size.parameters > PARAMETERS_MAX => Some(format!(
-            "a model of {} parameters takes longer than the {} s of a trial",
-            text::count(narrow(size.parameters)),
-            LIMIT.as_secs()
-        )),
         Ok(_) => None,
     }
+}
+
+/// Why nobody waits for a trial of the plan's model unasked.
+fn too_large(plan: &Plan) -> Option<String> {
+    let size = model_size::of(&plan.config.actor_rollout_ref.model).ok()?;
+    (size.parameters > PARAMETERS_MAX).then(|| {
+        format!(
+            "a model of {} parameters takes longer than the {} s of a trial; plan --trial takes its time, and {} of {}",
+            text::count(narrow(size.parameters)),
+            LIMIT.as_secs(),
+            text::bytes(Sizes::new(plan, &size).once),
+            std::env::temp_dir().display()
+        )
+    })
 }
 
 /// The keys that make the plan small. What a part does stays as it is.
@@ -126,13 +156,13 @@ fn small(plan: &Plan, tree: &Value) -> Vec<String> {
     keys
 }
 
-/// Runs the small iteration in another process, which ends with this future.
-async fn iteration(
+/// Starts the small iteration in another process, which ends with its handle.
+fn small_iteration(
     plan: &Plan,
     config: &ResolvedConfig,
     global: &Global,
     folder: &Path,
-) -> Result<(), String> {
+) -> Result<Child, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     if program.file_stem().is_none_or(|stem| stem != PROGRAM) {
         return Err(format!("only the program {PROGRAM} can try it"));
@@ -140,9 +170,9 @@ async fn iteration(
     let file = folder.join("trial.yaml");
     let written = std::fs::write(&file, config.tree.to_string());
     written.map_err(|e| format!("{}: {e}", file.display()))?;
-    let said = folder.join("said");
+    let said = log_in(folder);
     let log = std::fs::File::create(&said).map_err(|e| format!("{}: {e}", said.display()))?;
-    let mut trial = Command::new(program)
+    Command::new(program)
         .args(["run", "--quiet", "--device", &global.device])
         .args(["--dtype", &global.dtype.to_string()])
         .args(["--store", &store_in(folder)])
@@ -157,26 +187,41 @@ async fn iteration(
         .stderr(log)
         .kill_on_drop(true)
         .spawn()
-        .map_err(|e| e.to_string())?;
-    let ended = tokio::select! {
-        ended = trial.wait() => Ok(ended.map_err(|e| e.to_string())?),
-        () = tokio::time::sleep(LIMIT) => Err(format!("a small iteration takes more than {} s here", LIMIT.as_secs())),
-        () = agentgym_worker::wait_for_signal() => Err("interrupted".to_owned()),
-    };
-    if ended.is_err() {
-        // Its folder goes after it.
-        let _ = trial.kill().await;
-    }
-    let status = ended?;
-    let said = std::fs::read_to_string(&said).unwrap_or_default();
-    match status.success() {
-        true => Ok(()),
-        false => {
-            let why = said.lines().find_map(|line| line.strip_prefix("error: "));
-            let why = why.map_or_else(|| status.to_string(), |why| text::one_line(why, 200));
-            Err(format!("a small iteration ends with: {why}"))
+        .map_err(|e| e.to_string())
+}
+
+/// Waits for its end, and tells somebody who waits too since when it runs.
+async fn ended(
+    trial: &mut Child,
+    limit: Duration,
+    told_since: Option<Instant>,
+) -> Result<ExitStatus, String> {
+    let telling = async {
+        let Some(begun) = told_since else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(SAID_EVERY).await;
+            let runs = text::seconds(begun.elapsed().as_secs_f64());
+            text::tell(&format!("trial  a small first iteration  {runs}"));
         }
+    };
+    tokio::select! {
+        ended = trial.wait() => ended.map_err(|e| e.to_string()),
+        () = tokio::time::sleep(limit) => Err(format!("a small iteration takes more than {} s here; plan --trial takes its time", limit.as_secs())),
+        () = agentgym_worker::wait_for_signal() => Err("interrupted".to_owned()),
+        () = telling => unreachable!("it tells until it is dropped"),
     }
+}
+
+fn succeeded(status: ExitStatus, folder: &Path) -> Result<(), String> {
+    if status.success() {
+        return Ok(());
+    }
+    let said = std::fs::read_to_string(log_in(folder)).unwrap_or_default();
+    let why = said.lines().find_map(|line| line.strip_prefix("error: "));
+    let why = why.map_or_else(|| status.to_string(), |why| text::one_line(why, 200));
+    Err(format!("a small iteration ends with: {why}"))
 }
 
 #[cfg(test)]
@@ -209,16 +254,18 @@ trainer: {total_training_steps: 10}
                 "reward={function: judge-1, url: 'http://host:1'}",
                 "reward server",
             ),
-            (
-                "actor_rollout_ref.model.path=tiny?hidden=1024&layers=8&heads=16&kv_heads=16&intermediate=4096&vocab=1024",
-                "takes longer than the 5 s",
-            ),
         ] {
             let (plan, _) = plan(&[given]);
             let why = untried(&plan).unwrap_or_default();
             assert!(why.contains(word), "{given}: {why:?}");
         }
-        assert_eq!(untried(&plan(&[]).0), None);
+        let small = plan(&[]).0;
+        assert_eq!((untried(&small), too_large(&small)), (None, None));
+        let large = "actor_rollout_ref.model.path=tiny?hidden=1024&layers=8&heads=16&kv_heads=16&intermediate=4096&vocab=1024";
+        let large = plan(&[large]).0;
+        assert_eq!(untried(&large), None);
+        let why = too_large(&large).unwrap_or_default();
+        assert!(why.contains("5 s of a trial; plan --trial"), "{why}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use agentgym_model::{Device, Dtype};
 use agentgym_text::without_secrets;
 use agentgym_worker::{class_made_in, model_folder};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything on the screen, as numbers.
 #[derive(Debug)]
@@ -100,6 +100,13 @@ impl<'a> PlanView<'a> {
             (self.device, self.dtype) = (device.to_owned(), dtype);
         }
         self
+    }
+
+    /// The peaks of memory by what was measured, where it was of this model.
+    fn peaks(&self, bound: &Memory) -> Option<Memory> {
+        let measured = self.measured.as_ref().ok()?;
+        let peaks = measured.memory(bound);
+        (peaks.largest() > 0).then_some(peaks)
     }
 
     fn processor(&self) -> agentgym_model::Result<Device> {
@@ -225,11 +232,14 @@ impl<'a> PlanView<'a> {
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: {}{beyond}",
+                        "each worker, {} threads: ≤ {}{beyond}",
                         self.threads,
                         memory.text()
                     ),
                 );
+                if let Some(peaks) = self.peaks(&memory) {
+                    line("", format!("as measured, about {}", peaks.text()));
+                }
                 if let Some(gpu) = self.gpu {
                     let memory = GpuMemory::new(plan, model, gpu.dtype);
                     line("gpu memory", memory.text(plan, gpu));
@@ -422,9 +432,11 @@ impl<'a> PlanView<'a> {
                 "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
             });
-            for (name, most) in Memory::new(plan, m, self.threads, self.dtype).json() {
+            let memory = Memory::new(plan, m, self.threads, self.dtype);
+            for (name, most) in memory.json() {
                 sizes[name] = json!(most);
             }
+            sizes["measured_memory"] = json!(self.peaks(&memory).map(|peaks| peaks.json().collect::<BTreeMap<_, _>>()));
             if let Some(gpu) = self.gpu {
                 for (name, most) in GpuMemory::new(plan, m, gpu.dtype).json() {
                     sizes[name] = json!(most);
