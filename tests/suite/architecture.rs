@@ -13,7 +13,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Crates of this workspace that a crate may import: strictly downwards, and crates of the lowest
 /// layer do not import each other.
-const IMPORTS: [(&str, &[&str]); 13] = [
+const IMPORTS: [(&str, &[&str]); 14] = [
     (
         "agentgym-examples",
         &["algorithms", "envs", "jobs", "storage"],
@@ -27,6 +27,7 @@ const IMPORTS: [(&str, &[&str]); 13] = [
     ("agentgym-view", &[]),
     ("agentgym-serve", &["model"]),
     ("agentgym-jobs", &["algorithms", "envs", "storage", "text"]),
+    ("agentgym-record", &["algorithms", "jobs", "storage"]),
     (
         "agentgym-worker",
         &[
@@ -35,6 +36,7 @@ const IMPORTS: [(&str, &[&str]); 13] = [
             "jobs",
             "model",
             "queue",
+            "record",
             "storage",
             "text",
         ],

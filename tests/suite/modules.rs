@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-pub(crate) const CRATES: [&str; 11] = [
+pub(crate) const CRATES: [&str; 12] = [
     "algorithms",
     "envs",
     "jobs",
     "model",
     "queue",
+    "record",
     "serve",
     "storage",
     "submit",

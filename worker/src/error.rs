@@ -82,6 +82,9 @@ pub enum Error {
     /// The object store.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),
+    /// A document of the run.
+    #[error(transparent)]
+    Record(agentgym_record::Error),
     /// A local file outside the store.
     #[error("{what}: {source}")]
     Io {
@@ -90,6 +93,15 @@ pub enum Error {
         /// The reason.
         source: std::io::Error,
     },
+}
+
+impl From<agentgym_record::Error> for Error {
+    fn from(error: agentgym_record::Error) -> Self {
+        match error {
+            agentgym_record::Error::Storage(e) => Self::Storage(e),
+            other => Self::Record(other),
+        }
+    }
 }
 
 impl Error {
@@ -157,6 +169,7 @@ impl Error {
             | Self::Unequal { .. }
             | Self::NoMessage(_)
             | Self::Stage(_)
+            | Self::Record(_)
             | Self::Algorithm(_)
             | Self::Model(_)
             | Self::Jobs(_) => Verdict::GiveUp,

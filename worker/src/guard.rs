@@ -90,9 +90,9 @@ struct FigureLimit {
 }
 
 fn figure_limits(of: &Guard) -> [FigureLimit; 4] {
-    let entropy: Pick = |f| number(&f.episodes, "entropy");
-    let (norm, at): (Pick, _) = (|f| number(&f.update, "grad_norm"), Stage::Advantage);
-    let mismatch: Pick = |f| number(&f.episodes, "log_prob_mismatch_max");
+    let entropy: Pick = |f| number(f.played.as_ref()?.entropy?);
+    let (norm, at): (Pick, _) = (|f| number(f.steps.grad_norm?), Stage::Advantage);
+    let mismatch: Pick = |f| number(f.played.as_ref()?.log_prob_mismatch_max?);
     let row = |key, limit, (name, figure, stage)| FigureLimit {
         key,
         limit,

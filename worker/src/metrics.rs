@@ -5,6 +5,8 @@
 use crate::{Report, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse};
+use agentgym_record::Turns;
+use agentgym_record::metrics::EpisodeSummary;
 use agentgym_storage::Outputs;
 use bytes::Bytes;
 use serde::Serialize;
@@ -19,11 +21,6 @@ const LISTED: [Outcome; 6] = [
     Outcome::EnvFault,
     Outcome::Cancelled,
 ];
-
-/// For counts that are omitted when there is nothing to count.
-pub(crate) fn is_zero(count: &usize) -> bool {
-    *count == 0
-}
 
 /// Writes `metrics.json`.
 pub(crate) async fn write(outputs: &mut Outputs, metrics: &impl Serialize) -> Result<()> {
@@ -53,60 +50,35 @@ pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { sum / count as f64 }
 }
 
-/// Statistics of a set of episodes. Means are over the usable episodes; a fault is counted and is
-/// not a failure (I8).
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct EpisodeSummary {
-    /// Number of episodes, unusable ones included.
-    pub(crate) episodes: usize,
-    /// Share of episodes that solved their task.
-    pub(crate) success: f64,
-    /// The environment's last reward.
-    pub(crate) reward: f64,
-    /// Turns per episode.
-    pub(crate) rounds_mean: f64,
-    /// Tokens after the prompt, observations included: a length.
-    pub(crate) response_length_mean: f64,
-    /// Tokens before the first sampled one.
-    pub(crate) prompt_length_mean: f64,
-    /// Tokens that the policy sampled in all usable episodes.
-    pub(crate) loss_tokens: usize,
-    /// Episodes by how they ended.
-    pub(crate) outcomes: BTreeMap<&'static str, usize>,
-    /// Episodes that failed because of the environment.
-    pub(crate) env_faults: usize,
-    /// Their share.
-    pub(crate) env_fault_rate: f64,
-}
-
-impl EpisodeSummary {
-    pub(crate) fn of(episodes: &[&Episode]) -> Self {
-        let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
-        let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
-        let mut outcomes: BTreeMap<&'static str, usize> = LISTED.map(|o| (o.name(), 0)).into();
-        for episode in episodes {
-            *outcomes.entry(episode.outcome.name()).or_default() += 1;
-        }
-        let env_faults = episodes
+/// Statistics of a set of episodes.
+pub(crate) fn summary(episodes: &[&Episode]) -> EpisodeSummary {
+    let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
+    let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
+    let mut outcomes: BTreeMap<String, usize> = LISTED.map(|o| (o.name().to_owned(), 0)).into();
+    for episode in episodes {
+        *outcomes
+            .entry(episode.outcome.name().to_owned())
+            .or_default() += 1;
+    }
+    let env_faults = episodes
+        .iter()
+        .filter(|e| e.outcome == Outcome::EnvFault)
+        .count();
+    EpisodeSummary {
+        env_faults,
+        env_fault_rate: env_faults as f64 / episodes.len().max(1) as f64,
+        episodes: episodes.len(),
+        success: average(|e| f64::from(u8::from(e.success))),
+        reward: average(|e| e.reward),
+        rounds_mean: average(|e| e.turns.len() as f64),
+        response_length_mean: average(|e| (tokens(e) - prompt_tokens(e)) as f64),
+        prompt_length_mean: average(|e| prompt_tokens(e) as f64),
+        loss_tokens: usable
             .iter()
-            .filter(|e| e.outcome == Outcome::EnvFault)
-            .count();
-        Self {
-            env_faults,
-            env_fault_rate: env_faults as f64 / episodes.len().max(1) as f64,
-            episodes: episodes.len(),
-            success: average(|e| f64::from(u8::from(e.success))),
-            reward: average(|e| e.reward),
-            rounds_mean: average(|e| e.turns.len() as f64),
-            response_length_mean: average(|e| (tokens(e) - prompt_tokens(e)) as f64),
-            prompt_length_mean: average(|e| prompt_tokens(e) as f64),
-            loss_tokens: usable
-                .iter()
-                .flat_map(|e| &e.sequences)
-                .map(|s| s.loss_tokens())
-                .sum(),
-            outcomes,
-        }
+            .flat_map(|e| &e.sequences)
+            .map(|s| s.loss_tokens())
+            .sum(),
+        outcomes,
     }
 }
 
@@ -127,14 +99,14 @@ pub(crate) fn report_turns(episodes: &[&Episode], report: &mut Report) {
     }
     groups.retain(|_, texts| texts.len() > 1);
     let identical = |texts: &&Vec<Vec<u32>>| texts.iter().all(|text| *text == texts[0]);
-    report.set("turns", turns);
-    report.set("turns_unparsed", unparsed);
-    report.set("turns_cut", cut);
-    report.set("groups_compared", groups.len());
-    report.set(
-        "groups_identical",
-        groups.values().filter(identical).count(),
-    );
+    let counted = Turns {
+        turns,
+        turns_unparsed: unparsed,
+        turns_cut: cut,
+        groups_compared: groups.len() as u64,
+        groups_identical: groups.values().filter(identical).count() as u64,
+    };
+    report.stats.extend(counted.stats());
 }
 
 /// Share of solved episodes per environment.

@@ -9,6 +9,7 @@
 use crate::demonstrations::{Conversation, Line};
 use crate::{Error, Result};
 use agentgym_jobs::config::Dpo;
+use agentgym_record::metrics::Pairs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -39,21 +40,6 @@ pub(crate) struct Pair {
     /// File and row of the chosen and of the rejected answer, for messages.
     #[serde(skip)]
     pub(crate) rows: [String; 2],
-}
-
-/// How many tasks of both files became pairs, and why the others did not.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Counts {
-    pub(crate) pairs: usize,
-    /// Tasks in one file only.
-    pub(crate) without_counterpart: usize,
-    /// Rewards closer than `dpo.reward_gap`.
-    pub(crate) below_gap: usize,
-    /// The better reward is below `dpo.expert_threshold`.
-    pub(crate) below_threshold: usize,
-    /// An answer is longer than `dpo.max_length`, and `dpo.overlong` is `leave_out`.
-    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
-    pub(crate) too_long: usize,
 }
 
 impl Pair {
@@ -90,12 +76,12 @@ pub(crate) fn build(
     options: &Dpo,
     expert: (&str, &[u8]),
     experience: (&str, &[u8]),
-) -> Result<(Vec<Pair>, Counts)> {
+) -> Result<(Vec<Pair>, Pairs)> {
     let best = keep(expert, Some(1.0), |new, old| new > old)?;
     let worst = keep(experience, None, |new, old| new < old)?;
-    let mut counts = Counts {
+    let mut counts = Pairs {
         without_counterpart: worst.keys().filter(|id| !best.contains_key(*id)).count(),
-        ..Counts::default()
+        ..Pairs::default()
     };
     let mut pairs = Vec::new();
     for (id, (expert_row, expert_reward, ours)) in best {
@@ -261,7 +247,7 @@ mod tests {
         serde_json::to_vec(rows).unwrap()
     }
 
-    fn built(expert: &[u8], experience: &[u8]) -> Result<(Vec<Pair>, Counts)> {
+    fn built(expert: &[u8], experience: &[u8]) -> Result<(Vec<Pair>, Pairs)> {
         build(
             &options(),
             ("expert.json", expert),
@@ -304,7 +290,7 @@ mod tests {
         assert_eq!(shown, [("t_1", "good", "worst"), ("t_4", "better", "weak")]);
         assert_eq!(pairs[1].from(true), "experience.jsonl row 4");
         assert_eq!(pairs[1].from(false), "expert.json row 4");
-        let expected = Counts {
+        let expected = Pairs {
             pairs: 2,
             without_counterpart: 2,
             below_gap: 1,

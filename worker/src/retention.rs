@@ -5,10 +5,11 @@
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::{examined, retained};
-use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
-use agentgym_storage::{Inputs, Manifest, Store};
+use agentgym_record::metrics::Metrics;
+use agentgym_storage::{Manifest, Store};
+use std::collections::BTreeSet;
 
 /// Applies the retention rules after the update of iteration `latest`.
 pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> Result<()> {
@@ -16,7 +17,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     if !matches!(pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
         return Ok(());
     }
-    let best = best_evaluated(store, state, latest).await?;
+    let evaluated = evaluated(store, state, latest).await?;
     let mut manifests = Vec::new();
     let plan = std::sync::Arc::clone(&state.plan);
     for iteration in examined(&plan, latest) {
@@ -35,7 +36,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let pending: Vec<u32> = manifests
         .iter()
         .map(|m| m.iteration)
-        .filter(|n| evaluation_pending(state, *n))
+        .filter(|n| evaluation_pending(state, *n) || evaluated.unknown.contains(n))
         .collect();
     let keep = |manifest: &Manifest, name: &str| {
         let last = policy_of(&plan, manifest.iteration);
@@ -51,7 +52,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
             manifest.iteration,
             name,
             latest,
-            best,
+            evaluated.best,
             pending.contains(&manifest.iteration),
         )
     };
@@ -69,15 +70,47 @@ fn evaluation_pending(state: &RunState, iteration: u32) -> bool {
         .any(|p| !state.progress.contains(&p.id))
 }
 
-/// The iteration with the highest mean success over all sets; the earliest one on a tie.
-async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Result<Option<u32>> {
-    let mut best: Option<(f64, u32)> = None;
+/// What evaluations say of policies.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Evaluated {
+    /// The iteration with the highest mean success over all sets; the earliest one on a tie.
+    best: Option<u32>,
+    /// Iterations whose success cannot be read: any of them may be the best.
+    unknown: BTreeSet<u32>,
+}
+
+impl Evaluated {
+    /// Of iterations in order, each with the success on its sets.
+    fn of(scores: Vec<(u32, Option<Vec<f64>>)>) -> Self {
+        let mut found = Self::default();
+        let mut highest = None;
+        for (iteration, sets) in scores {
+            match sets {
+                None => {
+                    found.unknown.insert(iteration);
+                }
+                // A fork has no evaluations of the iterations before it.
+                Some(sets) if sets.is_empty() => {}
+                Some(sets) => {
+                    let sum: f64 = sets.iter().sum();
+                    if highest.is_none_or(|highest| sum > highest) {
+                        (highest, found.best) = (Some(sum), Some(iteration));
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+async fn evaluated(store: &Store, state: &mut RunState, latest: u32) -> Result<Evaluated> {
+    let mut scores = Vec::new();
     let sets = state.plan.config.evaluation.sets.len() as u32;
     for iteration in 1..=latest {
         if !state.plan.evaluates(iteration) || evaluation_pending(state, iteration) {
             continue;
         }
-        let (mut sum, mut found) = (0.0, false);
+        let mut found = Some(Vec::new());
         for part in 0..sets {
             let id = PartId {
                 iteration,
@@ -87,23 +120,44 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
             let Some(manifest) = state.manifest(id).await? else {
                 continue;
             };
-            found = true;
-            let inputs = Inputs::new(
-                store.clone(),
-                vec![("evaluate".into(), (*manifest).clone())],
-                std::env::temp_dir(),
-            );
-            let bytes = inputs.bytes("evaluate", artifact_names::METRICS).await?;
-            let metrics: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            sum += metrics
-                .get("success")
-                .and_then(serde_json::Value::as_f64)
-                .unwrap_or(0.0);
+            found = match Metrics::of(store, id, &manifest).await {
+                Ok(Some(Metrics::Evaluation(of))) => found.map(|mut all| {
+                    all.push(of.success);
+                    all
+                }),
+                Ok(_) => None,
+                Err(unreadable @ agentgym_record::Error::Unreadable { .. }) => {
+                    tracing::warn!("its policy is kept: {unreadable}");
+                    None
+                }
+                Err(e) => return Err(e.into()),
+            };
         }
-        // A fork has no evaluations of the iterations before it.
-        if found && best.is_none_or(|(b, _)| sum > b) {
-            best = Some((sum, iteration));
-        }
+        scores.push((iteration, found));
     }
-    Ok(best.map(|(_, iteration)| iteration))
+    Ok(Evaluated::of(scores))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_is_the_earliest_of_the_highest_and_what_is_unknown_is_named() {
+        let scores = vec![
+            (10, Some(vec![0.2, 0.2])),
+            (20, Some(vec![0.1, 0.6])),
+            (30, None),
+            (40, Some(vec![])),
+            (50, Some(vec![0.35, 0.35])),
+        ];
+        let found = Evaluated::of(scores);
+        assert_eq!(
+            (found.best, found.unknown),
+            (Some(20), BTreeSet::from([30]))
+        );
+        assert_eq!(Evaluated::of(vec![(1, Some(vec![]))]), Evaluated::default());
+        // A success of 0 is one too.
+        assert_eq!(Evaluated::of(vec![(1, Some(vec![0.0]))]).best, Some(1));
+    }
 }

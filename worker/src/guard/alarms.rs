@@ -4,11 +4,13 @@
 //! The thresholds lie far outside of what sound runs show: a warning is for a run that is broken,
 //! not for one that learns badly. `docs/algorithms.md` has the reason of each.
 
-use super::figures::{Figures, Metrics, Window, number, size};
+use super::figures::{Figures, Window, size};
 use super::warning::Warning;
 use agentgym_jobs::config::{Alarm, Pipeline};
+use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::pipeline::{Stage, policy_of};
-use serde_json::Value;
+use agentgym_record::metrics::EvaluationMetrics;
+use std::collections::BTreeMap;
 
 /// Mean difference of a token's log-prob before and after an update, nats.
 const KL_MAX: f64 = 0.3;
@@ -54,44 +56,44 @@ type Says = fn(&Window, f64) -> (String, String);
 
 #[rustfmt::skip]
 const ROWS: [(Alarm, At, Shows, Says); 16] = [
-    (Alarm::Kl, At::Update, |_, f| above(size(&f.update, "ppo_kl"), KL_MAX), |w, x| (
+    (Alarm::Kl, At::Update, |_, f| above(size(f.steps.ppo_kl), KL_MAX), |w, x| (
         format!("the update moved the policy by a KL of {x:.4} nats a token, above {KL_MAX}"), lower_lr(w))),
-    (Alarm::Ratio, At::Update, |_, f| above(size(&f.update, "ratio_max"), RATIO_MAX), |w, x| (
+    (Alarm::Ratio, At::Update, |_, f| above(size(f.steps.ratio_max), RATIO_MAX), |w, x| (
         format!("the update made a token {x:.2e} times as probable, above {RATIO_MAX:e}"), lower_lr(w))),
-    (Alarm::GradNorm, At::Updates, |_, f| above(size(&f.update, "grad_norm"), GRAD_NORM_MAX), |w, x| (
+    (Alarm::GradNorm, At::Updates, |_, f| above(size(f.steps.grad_norm), GRAD_NORM_MAX), |w, x| (
         format!("the gradient's norm is {x:.1}, above {GRAD_NORM_MAX}"),
         lower_lr(w) + ", or actor_rollout_ref.actor.entropy_coeff and kl_loss_coef")),
-    (Alarm::GradNorm, At::Update, |_, f| above(number(&f.update, "non_finite_steps"), 0.0), |w, x| (
+    (Alarm::GradNorm, At::Update, |_, f| above(f.steps.non_finite.map(|steps| steps as f64), 0.0), |w, x| (
         format!("{x} steps were left out, since their gradient is not finite"), lower_lr(w))),
-    (Alarm::Loss, At::Update, |_, f| above(size(&f.update, "loss"), LOSS_MAX), |w, x| (
+    (Alarm::Loss, At::Update, |_, f| above(size(f.steps.loss), LOSS_MAX), |w, x| (
         format!("the loss is {x:.3}, above {LOSS_MAX}: guessing is better"), lower_lr(w))),
-    (Alarm::Entropy, At::Episodes, |_, f| below(f.of("entropy"), ENTROPY_MIN).filter(|_| !is_solved(f)), |w, x| (
+    (Alarm::Entropy, At::Episodes, |_, f| below(f.entropy(), ENTROPY_MIN).filter(|_| !is_solved(f)), |w, x| (
         format!("the entropy is {x:.2e} nats a token, below {ENTROPY_MIN}: the policy always says the same"),
-        if below(w.first().and_then(|f| f.of("entropy")), ENTROPY_MIN).is_some() { temperature(w, "raise") } else { lower_lr(w) })),
-    (Alarm::Entropy, At::Episodes, |_, f| above(f.of("entropy"), ENTROPY_MAX), |w, x| (
+        if below(w.first().and_then(|f| f.entropy()), ENTROPY_MIN).is_some() { temperature(w, "raise") } else { lower_lr(w) })),
+    (Alarm::Entropy, At::Episodes, |_, f| above(f.entropy(), ENTROPY_MAX), |w, x| (
         format!("the entropy is {x:.2} nats a token, above {ENTROPY_MAX}: the policy says anything"),
-        if above(w.first().and_then(|f| f.of("entropy")), ENTROPY_MAX).is_some() { temperature(w, "lower") } else { lower_lr(w) })),
+        if above(w.first().and_then(|f| f.entropy()), ENTROPY_MAX).is_some() { temperature(w, "lower") } else { lower_lr(w) })),
     (Alarm::Length, At::Episodes, shortened, |w, x| (
         format!("a turn has {x:.1} tokens, less than {LENGTH_SHARE_MIN} of the first iteration's, and success fell with it"), lower_lr(w))),
-    (Alarm::Length, At::AllEpisodes, |_, f| above(f.share("turns_cut", "turns"), HALF), |w, x| (
+    (Alarm::Length, At::AllEpisodes, |_, f| above(f.share(|t| (t.turns_cut, t.turns)), HALF), |w, x| (
         format!("{} of the turns are cut off", percent(x)),
         format!("raise actor_rollout_ref.rollout.max_tokens, which is {}", w.plan.config.actor_rollout_ref.rollout.max_tokens))),
-    (Alarm::NoReward, At::AllEpisodes, |_, f| f.groups("groups_all_zero").filter(|share| *share == 1.0), |w, _| (
+    (Alarm::NoReward, At::AllEpisodes, |_, f| f.groups(|g| g.all_zero).filter(|share| *share == 1.0), |w, _| (
         "no episode has a reward above 0".into(),
         rewarded(w, "take easier tasks (data.tasks), more rounds (algorithm.rounds_ctrl) or a warm start (sft.sources)"))),
-    (Alarm::SameReward, At::AllEpisodes, |w, f| f.of("reward").filter(|reward| f.groups("groups_all_one") == Some(1.0) && (is_grouped(w) || *reward == 1.0)), |w, x| (
+    (Alarm::SameReward, At::AllEpisodes, |w, f| f.reward().filter(|reward| f.groups(|g| g.all_one) == Some(1.0) && (is_grouped(w) || *reward == 1.0)), |w, x| (
         format!("all episodes of a task have the same reward above 0 (mean {x:.3}): nothing is left to learn"),
         rewarded(w, "take harder tasks (data.tasks)"))),
-    (Alarm::NoSignal, At::AllEpisodes, |w, f| f.groups("groups_mixed").filter(|mixed| *mixed == 0.0 && is_grouped(w)), |w, _| (
+    (Alarm::NoSignal, At::AllEpisodes, |w, f| f.groups(|g| g.mixed).filter(|mixed| *mixed == 0.0 && is_grouped(w)), |w, _| (
         "the rewards of every group are equal, and teach nothing".into(),
         rewarded(w, "raise actor_rollout_ref.rollout.n or its temperature, or take other tasks (data.tasks)"))),
-    (Alarm::Unparsed, At::AllEpisodes, |_, f| above(f.share("turns_unparsed", "turns"), HALF), |_, x| (
+    (Alarm::Unparsed, At::AllEpisodes, |_, f| above(f.share(|t| (t.turns_unparsed, t.turns)), HALF), |_, x| (
         format!("{} of the turns hold no action", percent(x)),
         "look at some (agentgym-submit episodes); a model needs its own chat template, and often a warm start (sft.sources)".into())),
-    (Alarm::Context, At::AllEpisodes, |_, f| above(f.outcome("length"), HALF), |_, x| (
+    (Alarm::Context, At::AllEpisodes, |_, f| above(f.outcome(Outcome::Length), HALF), |_, x| (
         format!("{} of the episodes end because their context is full", percent(x)),
         "raise data.max_response_length and actor_rollout_ref.rollout.max_model_len".into())),
-    (Alarm::SameSamples, At::AllEpisodes, |_, f| above(f.share("groups_identical", "groups_compared"), HALF).filter(|_| !is_solved(f)), |w, x| (
+    (Alarm::SameSamples, At::AllEpisodes, |_, f| above(f.share(|t| (t.groups_identical, t.groups_compared)), HALF).filter(|_| !is_solved(f)), |w, x| (
         format!("in {} of the groups all samples are the same text", percent(x)), temperature(w, "raise"))),
     (Alarm::Unmoved, At::Updates, unmoved, |w, _| (
         "training moves nothing: its steps are too small".into(), format!("raise {}, which is {:?}", lr(w).0, lr(w).1))),
@@ -155,7 +157,7 @@ fn success(window: &Window) -> Option<Warning> {
 pub(super) fn best_of(window: &Window) -> Option<(f64, f64, u32)> {
     let patience = window.patience();
     let mean = |of: &[(u32, &Figures)]| {
-        let sum: Option<f64> = of.iter().map(|(_, f)| f.of("success")).sum();
+        let sum: Option<f64> = of.iter().map(|(_, f)| f.success()).sum();
         let (from, to) = (of[0].0, of[patience - 1].0);
         let mean = sum? / patience as f64;
         (to - from == patience as u32 - 1).then_some((mean, from, to))
@@ -169,14 +171,13 @@ pub(super) fn best_of(window: &Window) -> Option<(f64, f64, u32)> {
 
 /// Success on held-out tasks against its best.
 fn evaluation(window: &Window) -> Option<Warning> {
-    let of = |set: &&Metrics| {
-        let tasks = number(set, "tasks")?;
-        let (success, error) = (number(set, "success")?, number(set, "stderr")?);
-        Some([tasks, tasks * success, (tasks * error).powi(2)])
+    let of = |set: &&EvaluationMetrics| {
+        let tasks = set.tasks as f64;
+        [tasks, tasks * set.success, (tasks * set.stderr).powi(2)]
     };
     // Success on all sets that count, and its variance.
-    let score = |sets: &[&Metrics]| {
-        let all: Vec<[f64; 3]> = sets.iter().map(of).collect::<Option<_>>()?;
+    let score = |sets: &[&EvaluationMetrics]| {
+        let all: Vec<[f64; 3]> = sets.iter().map(of).collect();
         let [tasks, solved, variance] =
             [0, 1, 2].map(|n| all.iter().map(|set| set[n]).sum::<f64>());
         (tasks > 0.0).then(|| (solved / tasks, variance / (tasks * tasks)))
@@ -196,16 +197,14 @@ fn evaluation(window: &Window) -> Option<Warning> {
 
 /// Environments in which no episode was solved, in training or in an evaluation.
 fn unsolved(window: &Window) -> Option<Warning> {
-    let by_env = |f: &Figures| f.episodes.get("success_by_env")?.as_object().cloned();
     let trained = window.iterations.iter();
-    let trained: Vec<(u32, Metrics)> = trained
-        .filter_map(|(n, f)| Some((*n, by_env(f)?)))
+    let trained: Vec<(u32, &BTreeMap<String, f64>)> = trained
+        .filter_map(|(n, f)| Some((*n, &f.played.as_ref()?.success_by_env)))
         .collect();
     let never = |env: &&String| {
         let sets = window.evaluations.iter().flat_map(|(_, sets)| sets);
-        let sets = sets.filter(|set| set.get("env").and_then(Value::as_str) == Some(env));
-        let held_out = sets.filter_map(|set| number(set, "success"));
-        let shares = trained.iter().filter_map(|(_, by)| number(by, env));
+        let held_out = sets.filter(|set| set.env == **env).map(|set| set.success);
+        let shares = trained.iter().filter_map(|(_, by)| by.get(*env).copied());
         shares.clone().count() >= window.patience() && held_out.chain(shares).all(|s| s == 0.0)
     };
     let envs = trained.last()?.1.keys().filter(never);
@@ -227,19 +226,18 @@ fn unsolved(window: &Window) -> Option<Warning> {
 /// Turns that have become short while success fell.
 fn shortened(window: &Window, f: &Figures) -> Option<f64> {
     let first = window.first()?;
-    let fell = f.of("success")? <= HALF * first.of("success")?;
+    let fell = f.success()? <= HALF * first.success()?;
     below(f.turn_tokens(), LENGTH_SHARE_MIN * first.turn_tokens()?).filter(|_| fell)
 }
 
 /// An update that has a gradient and leaves the policy as it was. Of several steps the later ones
 /// see what the earlier ones did; of a single step nothing is seen but its rate.
 fn unmoved(_: &Window, f: &Figures) -> Option<f64> {
-    let of = |name| number(&f.update, name);
-    let still = match of("optimizer_steps")? > 1.0 {
-        true => of("ratio_max")? < RATIO_MIN,
-        false => of("lr")? < LR_MIN,
+    let still = match f.steps.taken? > 1 {
+        true => f.steps.ratio_max? < RATIO_MIN,
+        false => f.steps.lr? < LR_MIN,
     };
-    of("grad_norm").filter(|norm| still && *norm > 0.0)
+    f.steps.grad_norm.filter(|norm| still && *norm > 0.0)
 }
 
 fn episodes_stage(window: &Window) -> Stage {
@@ -290,7 +288,7 @@ fn is_grouped(window: &Window) -> bool {
 }
 
 fn is_solved(f: &Figures) -> bool {
-    f.of("success") >= Some(SOLVED)
+    f.success() >= Some(SOLVED)
 }
 
 fn above(value: Option<f64>, limit: f64) -> Option<f64> {

@@ -2,14 +2,15 @@
 //! so a process that looks again reads only what is new.
 
 use crate::Result;
-use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
-use agentgym_storage::{Artifact, Inputs, Manifest, PartKey, Store};
+use agentgym_record::Turns;
+use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
+use agentgym_storage::{Manifest, PartKey, Store};
 use futures::{StreamExt, TryStreamExt, stream};
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Iterations read at once.
@@ -19,24 +20,52 @@ const READS_AT_ONCE: usize = 16;
 const FIRST: usize = 3;
 const LAST: usize = 12;
 
-pub(super) type Metrics = Map<String, Value>;
-
 /// One iteration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Figures {
-    /// Metrics of its episodes.
-    pub(super) episodes: Metrics,
-    /// Stats of the part that wrote them.
-    pub(super) stats: Metrics,
-    /// Metrics of the part that made its policy.
-    pub(super) update: Metrics,
+    pub(super) played: Option<Played>,
+    /// What was counted in its episodes.
+    pub(super) turns: Option<Turns>,
+    /// The steps that made its policy.
+    pub(super) steps: Steps,
+}
+
+/// Its episodes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Played {
+    pub(super) all: EpisodeSummary,
+    pub(super) success_by_env: BTreeMap<String, f64>,
+    /// Where advantages were computed of them.
+    pub(super) groups: Option<Groups>,
+    pub(super) entropy: Option<f64>,
+    pub(super) log_prob_mismatch_max: Option<f64>,
+}
+
+/// Groups with a member left, by their rewards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Groups {
+    pub(super) mixed: usize,
+    pub(super) all_zero: usize,
+    pub(super) all_one: usize,
+}
+
+/// Figures of steps, where the stage that made them has such.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Steps {
+    pub(super) loss: Option<f64>,
+    pub(super) ppo_kl: Option<f64>,
+    pub(super) ratio_max: Option<f64>,
+    pub(super) grad_norm: Option<f64>,
+    pub(super) lr: Option<f64>,
+    pub(super) taken: Option<usize>,
+    pub(super) non_finite: Option<usize>,
 }
 
 /// What has been read of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Watched {
     iterations: BTreeMap<u32, Figures>,
-    evaluations: BTreeMap<PartId, Metrics>,
+    evaluations: BTreeMap<PartId, Option<EvaluationMetrics>>,
 }
 
 /// What a look at a run sees: the same for every process, whatever it has read before.
@@ -44,7 +73,7 @@ pub(super) struct Window<'a> {
     pub(super) plan: &'a Plan,
     pub(super) iterations: Vec<(u32, &'a Figures)>,
     /// By policy: the sets that count, in the order of the run.
-    pub(super) evaluations: Vec<(PartId, Vec<&'a Metrics>)>,
+    pub(super) evaluations: Vec<(PartId, Vec<&'a EvaluationMetrics>)>,
 }
 
 impl Watched {
@@ -89,14 +118,17 @@ impl Watched {
             .filter(|id| !self.evaluations.contains_key(id))
             .collect();
         let read = |id| async move {
-            let found = part(store, plan, id).await?;
-            Ok((id, found.map(|(_, metrics)| metrics).unwrap_or_default()))
+            let found = match part(store, plan, id).await? {
+                Some((_, Some(Metrics::Evaluation(metrics)))) => Some(*metrics),
+                _ => None,
+            };
+            Ok((id, found))
         };
         self.evaluations.extend(at_once(new, read).await?);
 
         let sets = |ids: Vec<PartId>| {
-            let sets = ids.iter().map(|id| &self.evaluations[id]).collect();
-            (ids[0], sets)
+            let sets = ids.iter().filter_map(|id| self.evaluations[id].as_ref());
+            (ids[0], sets.collect())
         };
         Ok(Window {
             plan,
@@ -139,50 +171,117 @@ impl Window<'_> {
 }
 
 impl Figures {
-    /// A figure of the episodes, if any of them was sampled: a mean of nothing is 0.
-    pub(super) fn of(&self, name: &str) -> Option<f64> {
-        let sampled = number(&self.episodes, "loss_tokens").is_none_or(|tokens| tokens > 0.0);
-        number(&self.episodes, name).filter(|_| sampled)
+    /// The episodes, if any of them was sampled: a mean of nothing is 0.
+    fn sampled(&self) -> Option<&Played> {
+        self.played.as_ref().filter(|of| of.all.loss_tokens > 0)
+    }
+
+    pub(super) fn success(&self) -> Option<f64> {
+        Some(self.sampled()?.all.success)
+    }
+
+    pub(super) fn reward(&self) -> Option<f64> {
+        number(self.sampled()?.all.reward)
+    }
+
+    pub(super) fn entropy(&self) -> Option<f64> {
+        number(self.sampled()?.entropy?)
     }
 
     /// Groups that have a member left.
     pub(super) fn groups_all(&self) -> Option<f64> {
-        let names = ["groups_mixed", "groups_all_zero", "groups_all_one"];
-        let all: Option<f64> = names.iter().map(|name| number(&self.episodes, name)).sum();
-        all.filter(|all| *all > 0.0)
+        let of = self.played.as_ref()?.groups?;
+        Some((of.mixed + of.all_zero + of.all_one) as f64).filter(|all| *all > 0.0)
     }
 
     /// The share of the groups of one kind.
-    pub(super) fn groups(&self, name: &str) -> Option<f64> {
-        Some(number(&self.episodes, name)? / self.groups_all()?)
+    pub(super) fn groups(&self, kind: fn(Groups) -> usize) -> Option<f64> {
+        Some(kind(self.played.as_ref()?.groups?) as f64 / self.groups_all()?)
     }
 
     /// Sampled tokens of a turn.
     pub(super) fn turn_tokens(&self) -> Option<f64> {
-        let played = self.of("episodes")? - self.of("env_faults")?;
-        let turns = Some(played * self.of("rounds_mean")?).filter(|turns| *turns > 0.0)?;
-        Some(self.of("loss_tokens")? / turns)
+        let of = &self.sampled()?.all;
+        let turns = (of.episodes - of.env_faults) as f64 * of.rounds_mean;
+        (turns > 0.0).then(|| of.loss_tokens as f64 / turns)
     }
 
     /// The share of the episodes with an outcome.
-    pub(super) fn outcome(&self, name: &str) -> Option<f64> {
-        Some(self.episodes.get("outcomes")?.get(name)?.as_f64()? / self.of("episodes")?)
+    pub(super) fn outcome(&self, outcome: Outcome) -> Option<f64> {
+        let of = &self.sampled()?.all;
+        Some(*of.outcomes.get(outcome.name())? as f64 / of.episodes as f64)
     }
 
-    /// One count of the stats as a share of another.
-    pub(super) fn share(&self, part: &str, all: &str) -> Option<f64> {
-        let all = number(&self.stats, all).filter(|all| *all > 0.0)?;
-        Some(number(&self.stats, part)? / all)
+    /// One count as a share of another.
+    pub(super) fn share(&self, of: fn(&Turns) -> (u64, u64)) -> Option<f64> {
+        let (part, all) = of(self.turns.as_ref()?);
+        (all > 0).then(|| part as f64 / all as f64)
     }
 }
 
-pub(super) fn number(of: &Metrics, name: &str) -> Option<f64> {
-    of.get(name)?.as_f64()
+impl Played {
+    pub(super) fn of(metrics: Metrics) -> Option<Self> {
+        match metrics {
+            Metrics::Advantage(of) => Some(Self {
+                groups: Some(Groups {
+                    mixed: of.groups_mixed,
+                    all_zero: of.groups_all_zero,
+                    all_one: of.groups_all_one,
+                }),
+                entropy: Some(of.entropy),
+                log_prob_mismatch_max: of.log_prob_mismatch_max,
+                all: of.episodes,
+                success_by_env: of.success_by_env,
+            }),
+            Metrics::Filter(of) => Some(Self {
+                groups: None,
+                entropy: None,
+                log_prob_mismatch_max: None,
+                all: of.episodes,
+                success_by_env: of.success_by_env,
+            }),
+            _ => None,
+        }
+    }
 }
 
-/// The size of a figure; one that is not finite is written as null.
-pub(super) fn size(of: &Metrics, name: &str) -> Option<f64> {
-    Some(of.get(name)?.as_f64().map_or(f64::INFINITY, f64::abs))
+impl Steps {
+    pub(super) fn of(metrics: &Metrics) -> Self {
+        match metrics {
+            Metrics::Update(of) => Self {
+                ppo_kl: Some(of.ppo_kl),
+                ratio_max: Some(of.ratio_max),
+                grad_norm: Some(of.grad_norm),
+                lr: Some(of.lr),
+                taken: Some(of.optimizer_steps),
+                non_finite: Some(of.non_finite_steps),
+                loss: None,
+            },
+            Metrics::Sft(of) => Self {
+                loss: Some(of.loss),
+                grad_norm: Some(of.grad_norm),
+                non_finite: Some(of.non_finite_steps),
+                ..Self::default()
+            },
+            Metrics::Dpo(of) => Self {
+                loss: Some(of.loss),
+                grad_norm: Some(of.grad_norm),
+                non_finite: of.non_finite_steps,
+                ..Self::default()
+            },
+            _ => Self::default(),
+        }
+    }
+}
+
+/// A figure, if it is finite.
+pub(super) fn number(of: f64) -> Option<f64> {
+    of.is_finite().then_some(of)
+}
+
+/// The size of a figure; one that is not finite is larger than all.
+pub(super) fn size(of: Option<f64>) -> Option<f64> {
+    Some(number(of?).map_or(f64::INFINITY, f64::abs))
 }
 
 /// Leaves out what is neither among the first nor among the last.
@@ -212,13 +311,13 @@ async fn figures(store: &Store, plan: &Plan, iteration: u32) -> Result<Figures> 
     if iteration > 0
         && let Some((manifest, metrics)) = part(store, plan, played).await?
     {
-        out.stats = manifest.work.map(|work| work.stats).unwrap_or_default();
-        out.episodes = metrics;
+        out.turns = (manifest.work.as_ref()).and_then(|work| Turns::of(&work.stats));
+        out.played = metrics.and_then(Played::of);
     }
     if made.stage != Stage::Init
-        && let Some((_, metrics)) = part(store, plan, made).await?
+        && let Some((_, Some(metrics))) = part(store, plan, made).await?
     {
-        out.update = metrics;
+        out.steps = Steps::of(&metrics);
     }
     Ok(out)
 }
@@ -232,7 +331,11 @@ fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
 }
 
 /// The commit of a part, and its metrics.
-async fn part(store: &Store, plan: &Plan, id: PartId) -> Result<Option<(Manifest, Metrics)>> {
+async fn part(
+    store: &Store,
+    plan: &Plan,
+    id: PartId,
+) -> Result<Option<(Manifest, Option<Metrics>)>> {
     let slot = PartKey {
         run: plan.run.clone(),
         iteration: id.iteration,
@@ -242,13 +345,6 @@ async fn part(store: &Store, plan: &Plan, id: PartId) -> Result<Option<(Manifest
     let Some(manifest) = store.manifest(&slot).await? else {
         return Ok(None);
     };
-    let is_metrics = |artifact: &Artifact| artifact.name == artifact_names::METRICS;
-    if !manifest.outputs.iter().any(is_metrics) {
-        return Ok(Some((manifest, Metrics::new())));
-    }
-    let inputs = vec![("part".to_owned(), manifest.clone())];
-    let inputs = Inputs::new(store.clone(), inputs, std::env::temp_dir());
-    let bytes = inputs.bytes("part", artifact_names::METRICS).await?;
-    let metrics = serde_json::from_slice(&bytes).unwrap_or_default();
+    let metrics = Metrics::of(store, id, &manifest).await?;
     Ok(Some((manifest, metrics)))
 }

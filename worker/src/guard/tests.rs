@@ -1,16 +1,22 @@
 use super::*;
 use crate::stages::testing::plan;
 use agentgym_jobs::config::Alarm;
+use agentgym_jobs::pipeline::PartId;
+use agentgym_record::Turns;
+use agentgym_record::metrics::{EvaluationMetrics, Metrics};
+use figures::{Groups, Played, Steps};
 use serde_json::{Value, json};
 
 /// The metrics of an iteration of a run that learns.
 fn sound() -> Value {
     json!({
-        "episodes": {"episodes": 32, "env_faults": 0, "success": 0.5, "reward": 0.5, "rounds_mean": 4.0, "loss_tokens": 2560,
+        "episodes": {"episodes": 32, "env_faults": 0, "env_fault_rate": 0.0, "horizon": 8, "groups_excluded": 0, "ref_kl": null,
+            "response_length_mean": 90.0, "prompt_length_mean": 50.0, "success": 0.5, "reward": 0.5, "rounds_mean": 4.0, "loss_tokens": 2560,
             "outcomes": {"solved": 16, "failed": 0, "horizon": 14, "length": 2}, "success_by_env": {"a": 0.6, "b": 0.4},
             "groups_mixed": 5, "groups_all_zero": 2, "groups_all_one": 1, "entropy": 0.6, "log_prob_mismatch_max": 0.0},
         "stats": {"turns": 128, "turns_unparsed": 20, "turns_cut": 5, "groups_compared": 8, "groups_identical": 0},
-        "update": {"ppo_kl": 0.01, "ratio_max": 3.0, "grad_norm": 0.5, "lr": 1e-4, "optimizer_steps": 4},
+        "update": {"pg_loss": 0.1, "clip_fraction": 0.0, "ppo_kl": 0.01, "entropy": 0.6, "kl_loss": 0.0, "ratio_max": 3.0,
+            "grad_norm": 0.5, "lr": 1e-4, "optimizer_steps": 4, "skipped_steps": 0, "trained_tokens": 2560},
     })
 }
 
@@ -21,11 +27,23 @@ fn with(changes: &[(&str, Value)]) -> Figures {
         let (part, name) = path.split_once('.').unwrap();
         all[part][name] = value.clone();
     }
-    let part = |name: &str| all[name].as_object().unwrap().clone();
+    let read = |stage, name: &str| {
+        let id = PartId {
+            iteration: 1,
+            stage,
+            part: 0,
+        };
+        Metrics::parse(id, &serde_json::to_vec(&all[name]).unwrap()).unwrap()
+    };
+    // Supervised steps have a loss.
+    let loss = all["update"]["loss"].as_f64();
     Figures {
-        episodes: part("episodes"),
-        stats: part("stats"),
-        update: part("update"),
+        played: Played::of(read(Stage::Advantage, "episodes")),
+        turns: Turns::of(all["stats"].as_object().unwrap()),
+        steps: Steps {
+            loss,
+            ..Steps::of(&read(Stage::Update, "update"))
+        },
     }
 }
 
@@ -88,7 +106,7 @@ fn every_alarm_has_its_figure() {
         (
             "context",
             3,
-            vec![("episodes.outcomes", json!({"length": 17}))],
+            vec![("episodes.outcomes", json!({"length": 17, "solved": 15}))],
         ),
         (
             "same_samples",
@@ -160,18 +178,13 @@ fn a_fall_is_seen_against_the_runs_own_best() {
     };
     assert_eq!(names(&said(&[], &falls(0.1))), [""; 0]);
     assert_eq!(names(&said(&[], &falls(0.05))), ["success"]);
-    let few = |at: Figures| Figures {
-        episodes: [
-            at.episodes,
-            json!({"groups_mixed": 1, "groups_all_zero": 0, "groups_all_one": 0})
-                .as_object()
-                .unwrap()
-                .clone(),
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
-        ..at
+    let few = |mut at: Figures| {
+        at.played.as_mut().unwrap().groups = Some(Groups {
+            mixed: 1,
+            all_zero: 0,
+            all_one: 0,
+        });
+        at
     };
     let few: Vec<Figures> = falls(0.05).into_iter().map(few).collect();
     assert_eq!(names(&said(&[], &few)), [""; 0], "one group shows nothing");
@@ -186,19 +199,24 @@ fn a_fall_is_seen_against_the_runs_own_best() {
 #[test]
 fn an_evaluation_far_below_its_best_is_named() {
     let plan = plan(&[]);
-    let sound = with(&[]);
-    let set = |success: f64| json!({"env": "a", "tasks": 50, "success": success, "stderr": 0.05});
+    let learns = with(&[]);
+    let set = |success: f64| -> EvaluationMetrics {
+        let score = json!({"items": 50, "items_lost": 0, "avg": null, "pass": {}, "rounds_mean": null, "fault_rate": null});
+        let set = json!({"set": "s", "env": "a", "tasks": 50, "success": success, "stderr": 0.05, "success_greedy": null,
+            "episodes": 50, "faults": 0, "reward": success, "rounds_mean": 2.0, "horizon": 8, "sampled": sound()["episodes"],
+            "score": score});
+        serde_json::from_value(set).unwrap()
+    };
     let verdict = |last: f64| {
-        let all = [set(0.6), set(last)];
-        let all: Vec<_> = all.iter().map(|set| set.as_object().unwrap()).collect();
-        let id = |iteration| agentgym_jobs::pipeline::PartId {
+        let all = [&set(0.6), &set(last)];
+        let id = |iteration| PartId {
             iteration,
             stage: Stage::Evaluate,
             part: 0,
         };
         verdicts(&Window {
             plan: &plan,
-            iterations: vec![(1, &sound)],
+            iterations: vec![(1, &learns)],
             evaluations: vec![(id(0), vec![all[0]]), (id(1), vec![all[1]])],
         })
     };

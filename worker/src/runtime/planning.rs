@@ -109,7 +109,12 @@ impl Worker {
             self.stop_run(&run, "it is on hold (jobs.hold)".to_owned(), Cause::Hold);
             return Ok(true);
         }
-        if let Some(message) = guard::check(&self.options.store, state).await? {
+        let message = match guard::check(&self.options.store, state).await {
+            // A guard that cannot read its figures does not let the run go on.
+            Err(Error::Record(unreadable)) => Some(unreadable.to_string()),
+            other => other?,
+        };
+        if let Some(message) = message {
             self.stop_run(&run, message, Cause::Part);
             return Ok(true);
         }

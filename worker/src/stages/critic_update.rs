@@ -4,7 +4,7 @@
 
 use super::artifacts::{self, read};
 use super::training::step::{say_if_skipped, with_sums};
-use super::training::units::{Size, TrainedTokens, UnitRule, Units};
+use super::training::units::{Size, UnitRule, Units};
 use super::training::{
     ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, loss_tokens, micro_batch_size,
     minibatch_slots, optimizer_of, options, upload_critic, wide,
@@ -19,6 +19,7 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
 use agentgym_model::{AdamW, ComputeOptions, Critic, ScoreRequest, Trainer};
+use agentgym_record::metrics::CriticMetrics;
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
 use std::ops::Range;
@@ -67,22 +68,6 @@ struct Record {
     settings: Settings,
     /// In step order.
     minibatches: Vec<Step>,
-}
-
-/// `metrics.json`: means over the optimizer steps that were taken.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    vf_loss: f64,
-    vf_clip_fraction: f64,
-    /// Mean value per loss token.
-    value_mean: f64,
-    grad_norm: f64,
-    lr: f64,
-    optimizer_steps: usize,
-    skipped_steps: usize,
-    non_finite_steps: usize,
-    #[serde(flatten)]
-    tokens: TrainedTokens,
 }
 
 struct Trained {
@@ -340,11 +325,11 @@ impl<'a> Minibatch<'a> {
     }
 }
 
-fn summarise(record: &Record, size: Size) -> Metrics {
+fn summarise(record: &Record, size: Size) -> CriticMetrics {
     let all = &record.minibatches;
     let taken: Vec<&Step> = all.iter().filter(|step| !step.skipped).collect();
     let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
-    Metrics {
+    CriticMetrics {
         vf_loss: average(|s| s.metrics.loss),
         vf_clip_fraction: average(|s| s.metrics.clip_fraction),
         value_mean: average(|s| s.metrics.value_mean),
@@ -352,7 +337,7 @@ fn summarise(record: &Record, size: Size) -> Metrics {
         lr: record.settings.lr,
         optimizer_steps: taken.len(),
         skipped_steps: all.len() - taken.len(),
-        non_finite_steps: all.iter().filter(|s| s.non_finite).count(),
+        non_finite_steps: Some(all.iter().filter(|s| s.non_finite).count()),
         tokens: record.settings.units.trained(size),
     }
 }

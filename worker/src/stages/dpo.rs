@@ -5,7 +5,7 @@
 
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
-use super::training::units::{Size, TrainedTokens, UnitRule};
+use super::training::units::{Size, UnitRule};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -21,6 +21,7 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams, score};
+use agentgym_record::metrics::{DpoMetrics, DpoPoint};
 use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -36,34 +37,6 @@ const POINTS_MAX: usize = 50;
 
 /// Log-probs are at temperature 1.
 pub(super) const TEMPERATURE: f64 = 1.0;
-
-/// `metrics.json` of a part: means over its steps.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    /// 0-based, end excluded.
-    steps: (u32, u32),
-    loss: f64,
-    /// Share of pairs whose chosen answer has the larger implicit reward.
-    accuracy: f64,
-    /// β · (policy − reference) of the chosen and of the rejected answers, nats.
-    chosen_reward: f64,
-    rejected_reward: f64,
-    grad_norm: f64,
-    non_finite_steps: usize,
-    #[serde(flatten)]
-    tokens: TrainedTokens,
-    curve: Vec<Point>,
-}
-
-/// Means over consecutive steps.
-#[derive(Debug, Serialize)]
-struct Point {
-    /// Last step of the point, 1-based.
-    step: u32,
-    loss: f64,
-    accuracy: f64,
-    lr: f64,
-}
 
 struct StepResult {
     lr: f64,
@@ -350,7 +323,7 @@ fn finite(results: &[StepResult]) -> impl Iterator<Item = &StepResult> {
     results.iter().filter(|result| !result.non_finite)
 }
 
-fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
+fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> DpoMetrics {
     let taken = || finite(results);
     let average = |value: fn(&StepResult) -> f64| mean(taken().map(value));
     let share = |sum: f64, pairs: usize| sum / pairs.max(1) as f64;
@@ -362,7 +335,7 @@ fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
         .chunks(size)
         .map(|chunk| {
             step += chunk.len() as u32;
-            Point {
+            DpoPoint {
                 step,
                 loss: mean(finite(chunk).map(|r| r.sums.loss)),
                 accuracy: mean(finite(chunk).map(|r| r.sums.accuracy())),
@@ -370,14 +343,14 @@ fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
             }
         })
         .collect();
-    Metrics {
+    DpoMetrics {
         steps: (first, first + results.len() as u32),
         loss: average(|r| r.sums.loss),
         accuracy: average(|r| r.sums.accuracy()),
         chosen_reward: rewards(|s| s.chosen_reward),
         rejected_reward: rewards(|s| s.rejected_reward),
         grad_norm: average(|r| r.grad_norm),
-        non_finite_steps: results.iter().filter(|r| r.non_finite).count(),
+        non_finite_steps: Some(results.iter().filter(|r| r.non_finite).count()),
         tokens: rule.trained(results.iter().map(|step| step.size).sum()),
         curve,
     }

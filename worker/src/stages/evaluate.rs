@@ -6,9 +6,8 @@ mod items;
 
 use super::play;
 use crate::episode::Request;
-use crate::metrics::{self, EpisodeSummary, mean};
+use crate::metrics::{self, mean};
 use crate::{Error, Report, Result, StageContext};
-use agentgym_algorithms::evaluation::EvaluationScore;
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::EvaluationSet;
 use agentgym_jobs::episode::{Episode, Task};
@@ -16,38 +15,9 @@ use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
+use agentgym_record::metrics::EvaluationMetrics;
 use agentgym_storage::Outputs;
 use bytes::Bytes;
-use serde::Serialize;
-use std::collections::BTreeMap;
-
-/// `metrics.json` of an evaluation. The summary covers the sampled episodes; the greedy ones are
-/// separate.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    set: String,
-    env: String,
-    tasks: usize,
-    /// Mean over tasks of the share solved at `evaluation.temperature`.
-    success: f64,
-    /// Standard error of `success`, with tasks as the independent units.
-    stderr: f64,
-    /// Share of tasks solved greedily, if greedy episodes were requested.
-    success_greedy: Option<f64>,
-    /// All episodes, greedy ones and faults included.
-    episodes: usize,
-    /// Episodes that failed because of the environment; they are in no mean.
-    faults: usize,
-    reward: f64,
-    rounds_mean: f64,
-    horizon: u32,
-    sampled: EpisodeSummary,
-    /// avg@n, pass@k and the like over all tasks.
-    score: EvaluationScore,
-    /// The same for the tasks of each category; absent without categories.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    categories: BTreeMap<String, EvaluationScore>,
-}
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let id = context.part.id;
@@ -130,7 +100,7 @@ fn summarise(
     set: &EvaluationSet,
     episodes: &[Episode],
     items: &[items::Item],
-) -> Result<Metrics> {
+) -> Result<EvaluationMetrics> {
     let evaluation = &plan.config.evaluation;
     let (greedy, sampled): (Vec<&Episode>, Vec<&Episode>) = episodes
         .iter()
@@ -158,9 +128,9 @@ fn summarise(
         .iter()
         .filter(|e| e.usable())
         .map(|e| f64::from(u8::from(e.success)));
-    let sampled = EpisodeSummary::of(&sampled);
+    let sampled = metrics::summary(&sampled);
     let ks = evaluation.ks();
-    Ok(Metrics {
+    Ok(EvaluationMetrics {
         score: items::score(items, &ks, None)?,
         categories: items::by_category(items, set, &ks)?,
         set: set.name.clone(),

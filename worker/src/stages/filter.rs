@@ -9,13 +9,14 @@
 
 use super::artifacts::read;
 use super::{play, spoiled};
-use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
+use crate::metrics::{self, success_by_env, write_json};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names::{self, LINEAGE};
 use agentgym_jobs::config::{AgentEvol, Keep};
 use agentgym_jobs::episode::{Episode, Episodes, Task};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::trajectory::Lineage;
+use agentgym_record::metrics::{FilterMetrics, Kept as Counts};
 use agentgym_storage::{Inputs, Outputs};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,33 +29,6 @@ const BEFORE: &str = "before";
 struct Kept {
     lineage: Lineage,
     episode: Episode,
-}
-
-/// Counts of kept and rejected candidates.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-struct Counts {
-    /// Trajectories that the iteration trains on.
-    kept: usize,
-    /// Those from this iteration.
-    kept_new: usize,
-    /// Distinct tasks among them.
-    tasks_kept: usize,
-    /// Episodes of this iteration below their threshold.
-    below_threshold: usize,
-    /// Good ones dropped for a better one of the task, or an equal one.
-    duplicates: usize,
-    /// Good ones with more tokens than `sft.max_length`.
-    too_long: usize,
-}
-
-/// `metrics.json`.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    #[serde(flatten)]
-    episodes: EpisodeSummary,
-    #[serde(flatten)]
-    counts: Counts,
-    success_by_env: BTreeMap<String, f64>,
 }
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
@@ -73,13 +47,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let played = played(iteration, parts);
     let all: Vec<&Episode> = played.iter().map(|k| &k.episode).collect();
     spoiled::refuse_iteration(context, all.iter().copied())?;
-    let (episodes, success_by_env) = (EpisodeSummary::of(&all), success_by_env(&all));
+    let (episodes, success_by_env) = (metrics::summary(&all), success_by_env(&all));
     let mut report = Report::default();
     metrics::report_turns(&all, &mut report);
     pool.extend(played);
     let sft = &plan.config.sft;
     let (kept, counts) = filter(&plan.config.agentevol, sft.max_length, iteration, pool);
-    let metrics = Metrics {
+    let metrics = FilterMetrics {
         episodes,
         counts,
         success_by_env,
@@ -292,7 +266,7 @@ fn different(good: Vec<Kept>) -> Vec<Kept> {
 }
 
 /// If no trajectory is kept and there are no demonstrations, there is nothing to train on.
-fn refuse_nothing(plan: &Plan, iteration: u32, metrics: &Metrics) -> Result<()> {
+fn refuse_nothing(plan: &Plan, iteration: u32, metrics: &FilterMetrics) -> Result<()> {
     let config = &plan.config;
     let demonstrated = config.agentevol.add_original_data && !config.sft.sources.is_empty();
     if metrics.counts.kept > 0 || demonstrated {

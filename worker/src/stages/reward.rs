@@ -18,6 +18,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Reward;
 use agentgym_jobs::episode::{Episode, Episodes, JUDGEMENT, Judgement, Outcome};
 use agentgym_jobs::trajectory::Trajectory;
+use agentgym_record::metrics::RewardMetrics;
 use agentgym_storage::Outputs;
 use futures::stream::{self, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -120,22 +121,6 @@ impl Given {
     }
 }
 
-/// `metrics.json`. Means are over the episodes that the function rewarded.
-#[derive(Debug, Default, PartialEq, Serialize)]
-struct Metrics {
-    /// Episodes that it rewarded.
-    rewarded: usize,
-    /// Episodes that it answered null for.
-    unrewarded: usize,
-    /// Its rewards.
-    reward: f64,
-    /// The environment's rewards of the same episodes.
-    environment_reward: f64,
-    /// Its components, each over the episodes that have it.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    components: BTreeMap<String, f64>,
-}
-
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     const ROLLOUT: &str = "rollout";
     let function = Function::of(&context.plan.config.reward)?;
@@ -143,7 +128,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     if context.plan.plays_baselines() {
         names.push(artifact_names::BASELINES);
     }
-    let mut of_part = Metrics::default();
+    let mut of_part = RewardMetrics::default();
     for name in names {
         let episodes = read::<Episodes>(&context.inputs, ROLLOUT, name).await?;
         let asked = function.rewarded(episodes.into_vec(), &context.beat);
@@ -190,7 +175,7 @@ impl<'a> Function<'a> {
         &self,
         mut episodes: Vec<Episode>,
         beat: &Beat,
-    ) -> Result<(Vec<Episode>, Metrics)> {
+    ) -> Result<(Vec<Episode>, RewardMetrics)> {
         let usable: Vec<usize> = (0..episodes.len())
             .filter(|&index| episodes[index].usable())
             .collect();
@@ -238,7 +223,7 @@ impl<'a> Function<'a> {
                 }
             }
         }
-        let metrics = Metrics {
+        let metrics = RewardMetrics {
             rewarded: own.len(),
             unrewarded,
             reward: mean(own),

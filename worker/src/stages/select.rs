@@ -16,6 +16,7 @@ use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::groups::{collect, count};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
+use agentgym_record::metrics::SelectMetrics;
 use agentgym_storage::{Inputs, Outputs};
 use serde::{Deserialize, Serialize};
 
@@ -28,23 +29,6 @@ pub(super) struct Selection {
     pub(super) groups: Vec<u32>,
     /// Groups that the batch still lacks.
     pub(super) missing: usize,
-}
-
-/// `metrics.json` of a round.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    /// 1-based.
-    round: u32,
-    /// Groups of the round with at least one usable member.
-    groups: usize,
-    /// Groups whose rewards differ.
-    groups_mixed: usize,
-    /// Groups whose rewards are all the same.
-    groups_uniform: usize,
-    /// Groups selected so far.
-    groups_selected: usize,
-    /// Groups still missing.
-    groups_missing: usize,
 }
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
@@ -82,7 +66,7 @@ fn select(
     episodes: &[Episode],
     round: u32,
     score: impl Fn(&Episode) -> f64,
-) -> Result<(Selection, Metrics)> {
+) -> Result<(Selection, SelectMetrics)> {
     let usable = || episodes.iter().filter(|e| e.usable());
     let ids: Vec<u64> = usable().map(|e| u64::from(e.group)).collect();
     let rewards: Vec<f64> = usable().map(score).collect();
@@ -97,7 +81,7 @@ fn select(
         .collect();
     after.missing -= chosen.len();
     after.groups.extend(chosen);
-    let metrics = Metrics {
+    let metrics = SelectMetrics {
         round: round + 1,
         groups: counts.groups,
         groups_mixed: counts.informative,

@@ -9,7 +9,7 @@ pub(super) mod mixture;
 
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
-use super::training::units::{Size, TrainedTokens, UnitRule};
+use super::training::units::{Size, UnitRule};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -23,65 +23,14 @@ use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams};
+use agentgym_record::metrics::{SftMetrics, SftPoint, Validation, ValidationPoint};
 use agentgym_storage::{LocalFolder, Outputs};
 use mixture::Mixture;
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Most points of the loss curve that a part records.
 const POINTS_MAX: usize = 50;
-
-/// `metrics.json` of a part.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    /// 0-based, end excluded.
-    steps: (u32, u32),
-    /// Mean cross-entropy per reply token over the part, nats.
-    loss: f64,
-    grad_norm: f64,
-    #[serde(flatten)]
-    tokens: TrainedTokens,
-    loss_tokens: usize,
-    curve: Vec<Point>,
-    /// Steps whose gradient was not finite: they changed nothing and are in no mean.
-    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
-    non_finite_steps: usize,
-    #[serde(flatten)]
-    validation: Option<Validation>,
-}
-
-/// Loss on the held-out rows.
-#[derive(Debug, Serialize)]
-struct Validation {
-    validation_conversations: usize,
-    validation_tokens: usize,
-    /// The last validation loss of the part, nats per reply token.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    validation_loss: Option<f64>,
-    /// Before the first step of the phase, after each pass, and at the end of the part.
-    validation: Vec<ValidationPoint>,
-}
-
-#[derive(Debug, Serialize)]
-struct ValidationPoint {
-    /// Number of steps before it.
-    step: u32,
-    /// Passes over the rows before it, if the run makes whole passes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    epoch: Option<f64>,
-    validation_loss: f64,
-}
-
-/// Means over consecutive steps.
-#[derive(Debug, Serialize)]
-struct Point {
-    /// Last step of the point, 1-based.
-    step: u32,
-    loss: f64,
-    grad_norm: f64,
-    lr: f64,
-}
 
 struct StepResult {
     lr: f64,
@@ -252,7 +201,7 @@ fn summarise(
     results: &[StepResult],
     rule: UnitRule,
     validation: Option<Validation>,
-) -> Metrics {
+) -> SftMetrics {
     let average = |steps: &[StepResult], value: fn(&StepResult) -> f64| {
         mean(steps.iter().filter(|s| !s.non_finite).map(value))
     };
@@ -262,7 +211,7 @@ fn summarise(
         .chunks(size)
         .map(|chunk| {
             step += chunk.len() as u32;
-            Point {
+            SftPoint {
                 step,
                 loss: average(chunk, |r| r.loss),
                 grad_norm: average(chunk, |r| r.grad_norm),
@@ -270,7 +219,7 @@ fn summarise(
             }
         })
         .collect();
-    Metrics {
+    SftMetrics {
         steps: (first, first + results.len() as u32),
         loss: average(results, |r| r.loss),
         grad_norm: average(results, |r| r.grad_norm),

@@ -13,7 +13,7 @@ mod minibatch;
 mod steps;
 
 use super::artifacts::{self, read};
-use super::training::units::{Size, TrainedTokens};
+use super::training::units::Size;
 use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
@@ -23,6 +23,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::records::Batch;
 use agentgym_model::{AdamW, Policy, Trainer};
+use agentgym_record::metrics::UpdateMetrics;
 use agentgym_storage::{LocalFolder, Outputs};
 use minibatch::{Minibatch, Share};
 use serde::{Deserialize, Serialize};
@@ -37,28 +38,6 @@ struct Record {
     settings: Settings,
     /// In step order.
     minibatches: Vec<Step>,
-}
-
-/// `metrics.json`: means over the optimizer steps that were taken.
-#[derive(Debug, Serialize)]
-struct Metrics {
-    pg_loss: f64,
-    clip_fraction: f64,
-    ppo_kl: f64,
-    entropy: f64,
-    kl_loss: f64,
-    ratio_max: f64,
-    grad_norm: f64,
-    lr: f64,
-    optimizer_steps: usize,
-    skipped_steps: usize,
-    /// Skipped steps whose gradient was not finite.
-    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
-    non_finite_steps: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dual_clip_fraction: Option<f64>,
-    #[serde(flatten)]
-    tokens: TrainedTokens,
 }
 
 struct Trained {
@@ -193,14 +172,14 @@ fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) 
     resume(policy, adamw, optimizer)
 }
 
-fn summarise(record: &Record, size: Size) -> Metrics {
+fn summarise(record: &Record, size: Size) -> UpdateMetrics {
     let taken: Vec<&Step> = record
         .minibatches
         .iter()
         .filter(|step| !step.skipped)
         .collect();
     let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
-    Metrics {
+    UpdateMetrics {
         pg_loss: average(|s| s.metrics.policy_loss),
         clip_fraction: average(|s| s.metrics.clip_fraction),
         ppo_kl: average(|s| s.metrics.approx_kl),

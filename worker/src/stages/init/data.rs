@@ -4,7 +4,7 @@
 use crate::blocking::blocking;
 use crate::demonstrations::{Conversation, parse_file};
 use crate::metrics::{self, write_json};
-use crate::pairs::{Counts, Pair};
+use crate::pairs::Pair;
 use crate::stages::dpo::PAIRS;
 use crate::stages::sft::mixture::{source_file, validation_file};
 use crate::{Beat, Error, Result, StageContext};
@@ -12,22 +12,12 @@ use agentgym_jobs::config::{OverlongRows, Pipeline};
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Policy;
+use agentgym_record::metrics::{InitMetrics, Pairs};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
-use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-
-/// `metrics.json` of the part: only entries that an option or a pipeline adds.
-#[derive(Debug, Default, Serialize)]
-struct Metrics {
-    #[serde(flatten)]
-    pairs: Option<Counts>,
-    /// Rows of files that are longer than `sft.max_length`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sft_rows_left_out: Option<usize>,
-}
 
 /// Copies the demonstration files, and builds the pairs of a preference run.
 pub(super) async fn write(
@@ -38,7 +28,7 @@ pub(super) async fn write(
     let plan = &context.plan;
     let sft = &plan.config.sft;
     let leaves_out = sft.overlong == OverlongRows::LeaveOut;
-    let mut metrics = Metrics::default();
+    let mut metrics = InitMetrics::default();
     let trained = sft.sources.iter().enumerate();
     let trained = trained.map(|(i, source)| ("sources", i, source_file(i), source));
     let held_out = sft.validation_sources.iter().enumerate();
@@ -144,7 +134,7 @@ fn without(what: &str, bytes: &[u8], fits: &[bool], tokens_max: usize) -> Result
 }
 
 /// The pairs that fit, and counts of the others.
-async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair>, Counts)> {
+async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair>, Pairs)> {
     let dpo = &context.plan.config.dpo;
     let open = async |key: &str, file: &Option<String>| {
         let file = file.clone().unwrap_or_default();

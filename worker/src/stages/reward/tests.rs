@@ -112,7 +112,7 @@ async fn each_episode_gets_its_own_reward_and_null_excludes_it() {
         ]
     );
     assert!(episodes[2].fault.as_ref().unwrap().contains("judge-2"));
-    let expected = Metrics {
+    let expected = RewardMetrics {
         rewarded: 3,
         unrewarded: 1,
         reward: 71.5 / 3.0,

@@ -5,6 +5,7 @@ use crate::Result;
 use agentgym_algorithms::batches::scoped_units;
 use agentgym_jobs::config::Config;
 use agentgym_model::{ScoreRequest, TrainSequence, Unit, cut_tree, tree_nodes};
+use agentgym_record::metrics::TrainedTokens;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -59,17 +60,6 @@ impl std::iter::Sum for Size {
         sizes.for_each(|size| sum += size);
         sum
     }
-}
-
-/// The tokens of a stage, for its metrics.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct TrainedTokens {
-    /// Of the sequences of all steps.
-    pub(crate) trained_tokens: usize,
-    /// Those among them that cost nothing: another sequence of their unit has them too, or no loss
-    /// token comes after them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_tokens: Option<usize>,
 }
 
 impl UnitRule {
