@@ -2,6 +2,7 @@
 //! explains every name.
 
 mod episodes;
+mod numbers;
 mod training;
 
 pub use episodes::{
@@ -17,7 +18,6 @@ use crate::{Error, Result};
 use agentgym_jobs::artifact_names::METRICS;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{Inputs, Manifest, Store};
-use serde::{Deserialize, Deserializer};
 
 /// The metrics of a part.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,15 +83,6 @@ impl Metrics {
     }
 }
 
-/// A number that is not finite stands as null in JSON, and is read as NaN.
-fn number<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<f64, D::Error> {
-    Ok(Option::deserialize(value)?.unwrap_or(f64::NAN))
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +109,47 @@ mod tests {
             (read.non_finite_steps, read.tokens.shared_tokens),
             (0, None)
         );
+    }
+
+    /// What programs of all versions write: names, order, and what is left out.
+    #[test]
+    fn documents_keep_their_bytes() {
+        let summary = r#""episodes":8,"success":0.5,"reward":0.25,"rounds_mean":3.0,"response_length_mean":40.0,"prompt_length_mean":20.0,"loss_tokens":90,"outcomes":{"failed":4,"solved":4},"env_faults":0,"env_fault_rate":0.0"#;
+        let estimate = r#"{"mean":0.5,"low":0.25,"high":0.75,"of":4}"#;
+        let score = format!(
+            r#"{{"items":4,"items_lost":0,"avg":{estimate},"pass":{{"1":{estimate}}},"rounds_mean":3.0,"fault_rate":null}}"#
+        );
+        let by_env = r#""success_by_env":{"maze":0.5}"#;
+        let tokens = r#""trained_tokens":9,"shared_tokens":2"#;
+        for (stage, text) in [
+            (Stage::Init, r#"{"pairs":3,"without_counterpart":0,"below_gap":0,"below_threshold":1,"too_long":1,"sft_rows_left_out":2}"#.to_owned()),
+            (Stage::Init, r#"{"sft_rows_left_out":2}"#.to_owned()),
+            (Stage::Sft, format!(r#"{{"steps":[0,2],"loss":0.5,"grad_norm":null,{tokens},"loss_tokens":7,"curve":[{{"step":2,"loss":0.5,"grad_norm":1.0,"lr":0.1}}],"non_finite_steps":1,"validation_conversations":1,"validation_tokens":5,"validation_loss":0.75,"validation":[{{"step":0,"epoch":1.0,"validation_loss":0.75}}]}}"#)),
+            (Stage::Sft, r#"{"steps":[0,2],"loss":0.5,"grad_norm":1.0,"trained_tokens":9,"loss_tokens":7,"curve":[]}"#.to_owned()),
+            (Stage::Dpo, format!(r#"{{"steps":[0,2],"loss":0.5,"accuracy":1.0,"chosen_reward":0.1,"rejected_reward":-0.1,"grad_norm":1.0,"non_finite_steps":0,{tokens},"curve":[{{"step":2,"loss":0.5,"accuracy":1.0,"lr":0.1}}]}}"#)),
+            (Stage::Reward, r#"{"rewarded":3,"unrewarded":1,"reward":0.5,"environment_reward":0.25,"components":{"style":0.5}}"#.to_owned()),
+            (Stage::Select, r#"{"round":1,"groups":4,"groups_mixed":2,"groups_uniform":2,"groups_selected":2,"groups_missing":2}"#.to_owned()),
+            (Stage::Filter, format!(r#"{{{summary},"kept":4,"kept_new":3,"tasks_kept":2,"below_threshold":1,"duplicates":1,"too_long":0,{by_env}}}"#)),
+            (Stage::Advantage, format!(r#"{{{summary},{by_env},"horizon":8,"groups_all_zero":1,"groups_all_one":1,"groups_mixed":2,"groups_excluded":0,"entropy":0.5,"ref_kl":null,"log_prob_mismatch_max":0.1,"log_prob_mismatch_kl":0.01,"importance_weight_mean":1.0,"importance_weight_cut":0.0,"kl_coef":0.1,"kl_in_reward":0.01,"sources_entered":2,"baseline_reward":0.5,"explained_variance":0.25}}"#)),
+            (Stage::Update, format!(r#"{{"pg_loss":0.1,"clip_fraction":0.0,"ppo_kl":0.01,"entropy":0.5,"kl_loss":0.0,"ratio_max":2.0,"grad_norm":1.0,"lr":0.1,"optimizer_steps":2,"skipped_steps":1,"non_finite_steps":1,"dual_clip_fraction":0.0,{tokens}}}"#)),
+            (Stage::CriticUpdate, format!(r#"{{"vf_loss":0.1,"vf_clip_fraction":0.0,"value_mean":0.5,"grad_norm":1.0,"lr":0.1,"optimizer_steps":2,"skipped_steps":0,"non_finite_steps":0,{tokens}}}"#)),
+            (Stage::Evaluate, format!(r#"{{"set":"s","env":"maze","tasks":4,"success":0.5,"stderr":0.25,"success_greedy":null,"episodes":8,"faults":0,"reward":0.5,"rounds_mean":3.0,"horizon":8,"sampled":{{{summary}}},"score":{score},"categories":{{"d1":{score}}}}}"#)),
+        ] {
+            let read = Metrics::parse(id(stage), text.as_bytes()).unwrap();
+            let written = match &read {
+                Metrics::Init(of) => serde_json::to_string(of),
+                Metrics::Sft(of) => serde_json::to_string(of),
+                Metrics::Dpo(of) => serde_json::to_string(of),
+                Metrics::Reward(of) => serde_json::to_string(of),
+                Metrics::Select(of) => serde_json::to_string(of),
+                Metrics::Filter(of) => serde_json::to_string(of),
+                Metrics::Advantage(of) => serde_json::to_string(of),
+                Metrics::Update(of) => serde_json::to_string(of),
+                Metrics::CriticUpdate(of) => serde_json::to_string(of),
+                Metrics::Evaluation(of) => serde_json::to_string(of),
+            };
+            assert_eq!(written.unwrap(), text, "{stage}");
+        }
     }
 
     #[test]

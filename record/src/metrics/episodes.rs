@@ -1,6 +1,6 @@
 //! What stages say of episodes that were played.
 
-use super::number;
+use super::numbers::number;
 use agentgym_algorithms::evaluation::EvaluationScore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What stages say of steps that were trained.
 
-use super::{is_zero, number};
+use super::numbers::{is_zero, number};
 use serde::{Deserialize, Serialize};
 
 /// Of the files that `init` copied: only what an option or a pipeline adds.
@@ -110,6 +110,7 @@ pub struct DpoMetrics {
     pub rejected_reward: f64,
     #[serde(deserialize_with = "number")]
     pub grad_norm: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub non_finite_steps: Option<usize>,
     #[serde(flatten)]
     pub tokens: TrainedTokens,
@@ -171,6 +172,7 @@ pub struct CriticMetrics {
     pub lr: f64,
     pub optimizer_steps: usize,
     pub skipped_steps: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub non_finite_steps: Option<usize>,
     #[serde(flatten)]
     pub tokens: TrainedTokens,
