@@ -9,8 +9,8 @@ const PURGE: &CStr = c"arena.4096.purge";
 /// How long freed pages are kept if nothing else is said.
 const KEPT_MS: &CStr = c"opt.dirty_decay_ms";
 
-/// Pages are kept until they are given back.
-const FOR_EVER: isize = -1;
+/// About a step. Kept for ever, pages that no later step fits into would add up.
+const STEP_MS: isize = 10_000;
 
 /// Returns memory that earlier attempts freed: an update has no use for a rollout's caches, which
 /// the allocator would keep a little longer.
@@ -21,8 +21,8 @@ pub(crate) fn give_back() {
     unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
 }
 
-/// While one exists, memory that is freed stays with the process: each optimizer step frees and
-/// takes the same gigabytes, and fresh ones have to be cleared, a sixth of a large model's step.
+/// While one exists, memory that is freed stays with the process for about a step: each optimizer step
+/// frees and takes the same gigabytes, and fresh ones have to be cleared, a sixth of a large model's step.
 #[derive(Debug)]
 pub(crate) struct Keep(());
 
@@ -33,7 +33,7 @@ impl Keep {
     pub(crate) fn new() -> Self {
         let mut keepers = KEEPERS.lock().expect("no thread panics holding this");
         *keepers += 1;
-        keep_freed(FOR_EVER);
+        keep_freed(STEP_MS);
         Keep(())
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         let check = |least: usize| {
             let keepers = KEEPERS.lock().expect("no thread panics holding this");
             assert!(*keepers >= least);
-            let expected = if *keepers > 0 { FOR_EVER } else { usual };
+            let expected = if *keepers > 0 { STEP_MS } else { usual };
             for name in [c"arenas.dirty_decay_ms", c"arena.0.dirty_decay_ms"] {
                 assert_eq!(read::<isize>(name), expected, "{name:?}");
             }

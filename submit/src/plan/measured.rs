@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 const RUNS_MAX: usize = 5;
 /// Commits read of each stage of a run: its newest ones.
 const COMMITS_MAX: usize = 8;
+/// Share of the groups whose rewards differ, and teach an estimator by groups; in a trial all train.
+const TEACHING: f64 = 0.5;
 
 /// What a plan will take.
 #[derive(Debug, Clone, PartialEq)]
@@ -237,6 +239,11 @@ impl Measured {
                     self.unmeasured.remove(at);
                     self.by_stage.insert(stage, rate * whole(stage));
                 }
+            }
+        }
+        if plan.config.algorithm.adv_estimator.needs_groups() {
+            for stage in [Stage::Update, Stage::Gradient] {
+                self.by_stage.entry(stage).and_modify(|s| *s *= TEACHING);
             }
         }
         if let Some(&share) = self.lengths.get(&Stage::Rollout) {

@@ -152,8 +152,17 @@ impl Memory {
             threads: threads.into(),
             dtype,
         };
-        let iterations = u128::from(plan.iterations);
-        let resident = work.resident(iterations.max(1));
+        // The policy that a warm start began with is one more.
+        let made = u128::from(plan.iterations) + u128::from(plan.warms_up());
+        let evolves = plan.config.run.pipeline == Pipeline::AgentEvol;
+        let resident = |stage| {
+            work.resident(match stage {
+                Stage::Sft | Stage::Dpo if !evolves => 1,
+                // The last iteration's policy in addition to those before it.
+                Stage::Evaluate => made + 1,
+                _ => made.max(1),
+            })
+        };
         // Bytes of a stage beside the resident ones: fixed, and by lengths.
         let trains = |model: &Trained, batch: u128| {
             let (fixed, under_way) = work.training(model);
@@ -167,18 +176,13 @@ impl Memory {
             Stage::LogProbs => (0, F32 * work.scoring()),
             Stage::Update => trains(&work.policy(), work.batch()),
             Stage::CriticUpdate => trains(&work.value_model(), work.batch()),
-            _ => {
-                let (fixed, by_lengths) = decodes(evaluated_sequences(plan).into());
-                // The last iteration's policy in addition to those before it.
-                let more = work.resident(iterations + 1) - resident;
-                (fixed + more, by_lengths)
-            }
+            _ => decodes(evaluated_sequences(plan).into()),
         };
         let stages = ESTIMATED.into_iter().filter(|stage| has(plan, *stage));
         let each = stages.map(|stage| {
             let (fixed, by_lengths) = most(stage);
             let bytes = Bytes {
-                fixed: narrow(resident + fixed),
+                fixed: narrow(resident(stage) + fixed),
                 by_lengths: narrow(by_lengths),
             };
             (stage, bytes)

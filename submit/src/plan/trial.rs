@@ -25,8 +25,9 @@ const PARAMETERS_MAX: u128 = 20_000_000;
 const SAID_EVERY: Duration = Duration::from_secs(10);
 /// Episodes of the small iteration, about.
 const EPISODES: usize = 64;
-/// Optimizer steps of its warm start and of what a pipeline does once.
-const STEPS: u32 = 1;
+/// Optimizer steps of its warm start and of what a pipeline does once: the second one holds the policy
+/// before it too.
+const STEPS: u32 = 2;
 const PROGRAM: &str = "agentgym-submit";
 
 /// What the plan takes by a small iteration just now, or why none was run. One that is asked for
@@ -148,6 +149,10 @@ fn small(plan: &Plan, tree: &Value) -> Vec<String> {
         let all = drawn.as_array_mut().into_iter().flatten();
         all.for_each(|source| source["share"] = Value::from(1));
         keys.push(format!("data.tasks={drawn}"));
+    }
+    // Rewards that are all alike would train nothing; with a term for entropy every episode trains.
+    if config.run.pipeline == Pipeline::Rl && actor.actor.entropy_coeff == 0.0 {
+        keys.push("actor_rollout_ref.actor.entropy_coeff=1e-6".to_owned());
     }
     if config.has_critic() {
         keys.push(format!("critic.ppo_mini_batch_size={mini}"));
