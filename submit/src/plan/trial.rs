@@ -26,8 +26,9 @@ const SAID_EVERY: Duration = Duration::from_secs(10);
 /// Episodes of the small iteration, about.
 const EPISODES: usize = 64;
 /// Optimizer steps of its warm start and of what a pipeline does once: the second one holds the policy
-/// before it too.
+/// before it too, and of several the longest one is seen.
 const STEPS: u32 = 2;
+const STEPS_ASKED: u32 = 8;
 const PROGRAM: &str = "agentgym-submit";
 
 /// What the plan takes by a small iteration just now, or why none was run. One that is asked for
@@ -43,7 +44,7 @@ pub(crate) async fn tried(
     }
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
     let begun = Instant::now();
-    let mut small = small_iteration(plan, config, global, folder.path())?;
+    let mut small = small_iteration(plan, config, global, (folder.path(), asked))?;
     let limit = if asked { Duration::MAX } else { LIMIT };
     let waited = match asked && !global.quiet {
         true => ended(&mut small, limit, Some(begun)).await,
@@ -119,7 +120,8 @@ fn too_large(plan: &Plan) -> Option<String> {
 }
 
 /// The keys that make the plan small. What a part does stays as it is.
-fn small(plan: &Plan, tree: &Value) -> Vec<String> {
+fn small(plan: &Plan, tree: &Value, asked: bool) -> Vec<String> {
+    let steps = if asked { STEPS_ASKED } else { STEPS };
     let config = &plan.config;
     let actor = &config.actor_rollout_ref;
     let mut drawn = tree["data"]["tasks"].clone();
@@ -140,9 +142,9 @@ fn small(plan: &Plan, tree: &Value) -> Vec<String> {
         format!("actor_rollout_ref.actor.ppo_mini_batch_size={mini}"),
         "jobs.workers=1".to_owned(),
         "jobs.hold=false".to_owned(),
-        format!("sft.steps={}", config.sft.steps.min(STEPS)),
-        format!("dpo.steps={}", config.dpo.steps.min(STEPS)),
-        format!("agentevol.steps={}", config.agentevol.steps.min(STEPS)),
+        format!("sft.steps={}", config.sft.steps.min(steps)),
+        format!("dpo.steps={}", config.dpo.steps.min(steps)),
+        format!("agentevol.steps={}", config.agentevol.steps.min(steps)),
     ];
     // A small share of a small batch is no task.
     if sources > 1 {
@@ -166,7 +168,7 @@ fn small_iteration(
     plan: &Plan,
     config: &ResolvedConfig,
     global: &Global,
-    folder: &Path,
+    (folder, asked): (&Path, bool),
 ) -> Result<Child, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     if program.file_stem().is_none_or(|stem| stem != PROGRAM) {
@@ -182,7 +184,7 @@ fn small_iteration(
         .args(["--dtype", &global.dtype.to_string()])
         .args(["--store", &store_in(folder)])
         .arg(&file)
-        .args(small(plan, &config.tree))
+        .args(small(plan, &config.tree, asked))
         .env("AGENTGYM_CACHE", folder.join("cache"))
         .env("AGENTGYM_LOG", "off")
         .env_remove("AGENTGYM_STORE")
@@ -276,7 +278,7 @@ trainer: {total_training_steps: 10}
     #[test]
     fn a_small_iteration_has_whole_minibatches_of_every_source() {
         let (whole, config) = plan(&[]);
-        let keys = small(&whole, &config.tree);
+        let keys = small(&whole, &config.tree, false);
         let config =
             ResolvedConfig::parse("x", Path::new("x.yaml"), &config.tree.to_string(), &keys)
                 .unwrap();
