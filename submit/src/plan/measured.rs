@@ -241,7 +241,9 @@ impl Measured {
                 }
             }
         }
-        if plan.config.algorithm.adv_estimator.needs_groups() {
+        let actor = &plan.config.actor_rollout_ref.actor;
+        let by_rewards_alone = actor.entropy_coeff == 0.0 && !actor.use_kl_loss;
+        if by_rewards_alone && plan.config.algorithm.adv_estimator.needs_groups() {
             for stage in [Stage::Update, Stage::Gradient] {
                 self.by_stage.entry(stage).and_modify(|s| *s *= TEACHING);
             }
