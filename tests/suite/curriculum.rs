@@ -1,6 +1,7 @@
 //! A curriculum: sources of tasks enter one by one, by what earlier iterations committed alone.
 
 use crate::durability::{RUN, end, said, submit_config};
+use crate::evidence::learnt_now;
 use crate::forks::{equal, fork};
 use agentgym_jobs::pipeline::batch_of;
 use agentgym_storage::Store;
@@ -10,12 +11,17 @@ use serde_json::Value;
 use std::path::Path;
 use tempfile::TempDir;
 
-const ALONE: [&str; 4] = [
-    "sft.steps=0",
-    "sft.sources=[]",
-    "evaluation.sets=[]",
-    "trainer.total_training_steps=3",
-];
+/// Plays three iterations of the smoke config with these keys; returns the digest.
+fn play(store: &Path, keys: &[&str]) -> String {
+    let alone = [
+        "sft.steps=0",
+        "sft.sources=[]",
+        "evaluation.sets=[]",
+        "trainer.total_training_steps=3",
+    ];
+    let keys = [&alone, keys].concat();
+    end(submit_config("configs/smoke.yaml", store, &keys), store)
+}
 
 /// The metrics of an iteration's episodes.
 async fn metrics(store: &Path, iteration: u32) -> Value {
@@ -34,12 +40,9 @@ fn played(metrics: &Value) -> Vec<&str> {
 async fn the_next_source_enters_when_those_before_it_are_solved() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let keys = [
-        &ALONE[..],
-        &["data.curriculum={solved: 0.2, iterations: 1}"],
-    ]
-    .concat();
-    let digest = end(submit_config("configs/smoke.yaml", store, &keys), store);
+    let keys = ["data.curriculum={solved: 0.2, iterations: 1}"];
+    let digest = play(store, &keys);
+    learnt_now(store, RUN);
     let first = metrics(store, 1).await;
     // The base solves some of the worlds.
     assert_eq!(played(&first), ["worlds"], "{first}");
@@ -53,11 +56,9 @@ async fn the_next_source_enters_when_those_before_it_are_solved() {
     for part in [(3, "rollout", 3), (3, "advantage", 0), (3, "update", 0)] {
         assert!(equal(store, "same", part).await, "{part:?}");
     }
-    // Other parts of the same episodes draw the same tasks.
+    // Two workers draw the same tasks.
     let again = TempDir::new().unwrap();
-    let smaller = [&keys[..], &["jobs.workers=2"]].concat();
-    let command = submit_config("configs/smoke.yaml", again.path(), &smaller);
-    assert_eq!(end(command, again.path()), digest);
+    assert_eq!(play(again.path(), &[keys[0], "jobs.workers=2"]), digest);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,15 +66,11 @@ async fn a_source_that_is_not_solved_stays_alone() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
     let keys = [
-        &ALONE[..],
-        &[
-            "data.curriculum={solved: 1.0, iterations: 1}",
-            "algorithm.lag=1",
-            "algorithm.rollout_correction.rollout_is=token",
-        ],
-    ]
-    .concat();
-    end(submit_config("configs/smoke.yaml", store, &keys), store);
+        "data.curriculum={solved: 1.0, iterations: 1}",
+        "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
+    ];
+    play(store, &keys);
     let last = metrics(store, 3).await;
     assert_eq!(
         (played(&last), &last["sources_entered"]),

@@ -109,10 +109,8 @@ impl Plan {
             .saturating_sub(1)
             .saturating_mul(self.rollout_rounds());
         let iteration = before.saturating_add(round + 1);
-        match entered {
-            Some(entered) => self.tasks.draws_of(iteration, entered),
-            None => self.tasks.draws(iteration),
-        }
+        self.tasks
+            .draws_of(iteration, entered.unwrap_or(usize::MAX))
     }
 
     /// True if the sources of `data.tasks` enter one by one.

@@ -399,29 +399,34 @@ trainer: {total_training_steps: 10}
         Plan::new(config, Path::new("")).unwrap()
     }
 
+    /// The commit of a part that took so long, with these stats.
+    fn manifest(plan: &Plan, id: PartId, wall_s: f64, stats: Value) -> Manifest {
+        let key = agentgym_storage::PartKey {
+            run: plan.run.clone(),
+            iteration: id.iteration,
+            stage: id.stage.name().to_owned(),
+            part: id.part,
+        };
+        let work = Work {
+            worker: "w".into(),
+            started_unix_s: 0,
+            wall_s,
+            stats: stats.as_object().unwrap().clone(),
+        };
+        Manifest {
+            work: Some(work),
+            numeric_class: "cpu".into(),
+            ..Manifest::new(key, AttemptId::new(1), vec![])
+        }
+    }
+
     /// Every part of the first two iterations took `seconds`.
     fn seen(plan: &Plan, seconds: f64) -> Seen {
         let mut seen = Seen::default();
         let parts = stages(plan);
         for n in 0..=2 {
             for part in agentgym_jobs::pipeline::parts(plan, n) {
-                let view_slot = agentgym_storage::PartKey {
-                    run: plan.run.clone(),
-                    iteration: n,
-                    stage: part.id.stage.name().to_owned(),
-                    part: part.id.part,
-                };
-                let work = Work {
-                    worker: "w".into(),
-                    started_unix_s: 0,
-                    wall_s: seconds,
-                    stats: serde_json::Map::new(),
-                };
-                let manifest = Manifest {
-                    work: Some(work),
-                    numeric_class: "cpu".into(),
-                    ..Manifest::new(view_slot, AttemptId::new(1), vec![])
-                };
+                let manifest = manifest(plan, part.id, seconds, json!({}));
                 seen.add(plan, part.id, &manifest, parts[&part.id.stage].0);
             }
         }
@@ -510,24 +515,13 @@ trainer: {total_training_steps: 10}
         let [had, expected] = [&short, &long].map(|of| of.of(Stage::Rollout).unwrap());
         assert!(had.by_lengths < expected.by_lengths, "{had:?} {expected:?}");
         assert_eq!(had.fixed, expected.fixed);
-        let slot = agentgym_storage::PartKey {
-            run: plan(&[]).run,
+        let id = PartId {
             iteration: 1,
-            stage: "rollout".to_owned(),
+            stage: Stage::Rollout,
             part: 0,
         };
         let stats = json!({"peak_memory_bytes": had.fixed + had.by_lengths / 2});
-        let work = Work {
-            worker: "w".into(),
-            started_unix_s: 0,
-            wall_s: 1.0,
-            stats: stats.as_object().unwrap().clone(),
-        };
-        let manifest = Manifest {
-            work: Some(work),
-            numeric_class: "cpu".into(),
-            ..Manifest::new(slot, AttemptId::new(1), vec![])
-        };
+        let manifest = manifest(&plan(&[]), id, 1.0, stats);
         let mut seen = seen(&plan(&[]), 3.0);
         seen.add_peak(&short, Stage::Rollout, &manifest);
         let measured = seen.scaled(&plan(&[])).unwrap();
@@ -548,23 +542,7 @@ trainer: {total_training_steps: 10}
             stage: Stage::Sft,
             part: 0,
         };
-        let slot = agentgym_storage::PartKey {
-            run: small.run.clone(),
-            iteration: 0,
-            stage: "sft".to_owned(),
-            part: 0,
-        };
-        let stats = json!({"busy_s": 0.5});
-        let work = Work {
-            worker: "w".into(),
-            started_unix_s: 0,
-            wall_s: 2.5,
-            stats: stats.as_object().unwrap().clone(),
-        };
-        let manifest = Manifest {
-            work: Some(work),
-            ..Manifest::new(slot, AttemptId::new(1), vec![])
-        };
+        let manifest = manifest(&small, id, 2.5, json!({"busy_s": 0.5}));
         seen.add(&small, id, &manifest, 1);
         let large = plan(&[lessons, "sft.steps=100"]);
         let found = seen.scaled(&large).unwrap().by_stage[&Stage::Sft];

@@ -39,17 +39,15 @@ pub(crate) async fn tried(
     global: &Global,
     asked: bool,
 ) -> Result<Measured, String> {
-    if let Some(why) = untried(plan).or_else(|| (!asked).then(|| too_large(plan))?) {
+    if let Some(why) = untried(plan).or_else(|| too_large(plan).filter(|_| !asked)) {
         return Err(why);
     }
     let folder = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
     let begun = Instant::now();
-    let mut small = small_iteration(plan, config, global, (folder.path(), asked))?;
+    let mut small = small_iteration(plan, config, global, folder.path(), asked)?;
     let limit = if asked { Duration::MAX } else { LIMIT };
-    let waited = match asked && !global.quiet {
-        true => ended(&mut small, limit, Some(begun)).await,
-        false => ended(&mut small, limit, None).await,
-    };
+    let shown_since = (asked && !global.quiet).then_some(begun);
+    let waited = ended(&mut small, limit, shown_since).await;
     if waited.is_err() {
         // Its folder goes after it.
         let _ = small.kill().await;
@@ -168,7 +166,8 @@ fn small_iteration(
     plan: &Plan,
     config: &ResolvedConfig,
     global: &Global,
-    (folder, asked): (&Path, bool),
+    folder: &Path,
+    asked: bool,
 ) -> Result<Child, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     if program.file_stem().is_none_or(|stem| stem != PROGRAM) {
@@ -201,10 +200,10 @@ fn small_iteration(
 async fn ended(
     trial: &mut Child,
     limit: Duration,
-    told_since: Option<Instant>,
+    shown_since: Option<Instant>,
 ) -> Result<ExitStatus, String> {
     let telling = async {
-        let Some(begun) = told_since else {
+        let Some(begun) = shown_since else {
             return std::future::pending().await;
         };
         loop {
