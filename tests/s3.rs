@@ -184,6 +184,21 @@ impl S3Server {
         format!("s3://{BUCKET}/a/prefix?endpoint=http://{address}")
     }
 
+    /// Ends the uploads in progress, as a lifecycle rule does.
+    pub fn forget_uploads(&self) {
+        let root = self
+            .bucket
+            .parent()
+            .expect("a bucket is a folder of the server's root");
+        for entry in std::fs::read_dir(root).expect("the root is there") {
+            let path = entry.expect("the root can be listed").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(".upload") {
+                std::fs::remove_file(&path).expect("nobody else removes it");
+            }
+        }
+    }
+
     /// Where it listens.
     pub fn address(&self) -> String {
         self.endpoint.trim_start_matches("http://").to_owned()

@@ -259,6 +259,11 @@ impl Digesting {
         self.chunk_bytes = 0;
     }
 
+    /// Digests of the chunks that are whole.
+    pub(crate) fn of_chunks(&self) -> &[Digest] {
+        &self.chunk_digests
+    }
+
     /// Size, digest and chunk digests.
     pub(crate) fn finish(mut self) -> (u64, Digest, Vec<Digest>) {
         if self.chunk_bytes > 0 {

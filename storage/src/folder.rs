@@ -181,11 +181,26 @@ fn is_intact(path: &Path, size: u64, digests: &[Digest]) -> bool {
     if !file.metadata().is_ok_and(|m| m.len() == size) {
         return false;
     }
+    holds(&file, digests)
+}
+
+/// Whether the chunks that follow in a file have these digests.
+fn holds(file: &File, digests: &[Digest]) -> bool {
     digests.iter().all(|expected| {
         let mut hasher = blake3::Hasher::new();
-        let read = hasher.update_reader((&file).take(crate::CHUNK_BYTES));
+        let read = hasher.update_reader(file.take(crate::CHUNK_BYTES));
         read.is_ok_and(|hasher| hasher.finalize() == *expected.as_bytes())
     })
+}
+
+/// Whether the first chunks of a local file have these digests.
+pub(crate) async fn begins_with(path: &Path, digests: Vec<Digest>) -> Result<bool> {
+    let path = path.to_owned();
+    blocking(move || {
+        let file = File::open(&path).map_err(|e| Error::local("read", &path, e))?;
+        Ok(holds(&file, &digests))
+    })
+    .await
 }
 
 /// Takes the shared lock of a folder and marks it as used now.

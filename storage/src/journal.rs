@@ -1,5 +1,6 @@
 //! Unfinished work: an attempt appends segments to its own folder, and a later attempt of the same
-//! part reads the segments of all earlier ones. The content is opaque here.
+//! part reads the segments of all earlier ones. The content is opaque here; segments about uploads have
+//! numbers of their own.
 //!
 //! A segment carries its length and digest. A segment that fails the check is skipped: a journal
 //! only saves work, and whatever is missing from it is computed again.
@@ -14,6 +15,8 @@ pub const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 /// First bytes of a segment; the digit is the format's version.
 const MAGIC: &[u8; 8] = b"AGJRNL1\n";
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 32;
+/// Number of an attempt's first segment about uploads. Those before it are the stage's.
+const UPLOADS_FROM: u32 = 500_000;
 /// Segments read at once.
 const READS_AT_ONCE: usize = 8;
 
@@ -34,6 +37,14 @@ impl Journal {
             slot,
             attempt,
             next: 0,
+        }
+    }
+
+    /// The journal of the same attempt about its uploads.
+    pub(crate) fn of_uploads(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
+        Self {
+            next: UPLOADS_FROM,
+            ..Self::open(store, slot, attempt)
         }
     }
 
@@ -80,13 +91,27 @@ impl Journal {
     /// # Errors
     /// The store fails. Damaged segments are skipped with a warning.
     pub async fn replay(store: &Store, slot: &PartKey) -> Result<Vec<Bytes>> {
+        Self::read(store, slot, |number| number < UPLOADS_FROM).await
+    }
+
+    /// [`Self::replay`] for the segments about uploads.
+    pub(crate) async fn replay_uploads(store: &Store, slot: &PartKey) -> Result<Vec<Bytes>> {
+        Self::read(store, slot, |number| number >= UPLOADS_FROM).await
+    }
+
+    async fn read(
+        store: &Store,
+        slot: &PartKey,
+        wanted: impl Fn(u32) -> bool,
+    ) -> Result<Vec<Bytes>> {
         let mut segments: Vec<Key> = store
             .list(&slot.journal_prefix())
             .await?
             .into_iter()
             .map(|(key, _)| key)
             .collect();
-        segments.retain(|key| matches!(key, Key::JournalSegment { .. }));
+        segments
+            .retain(|key| matches!(key, Key::JournalSegment { segment, .. } if wanted(*segment)));
         let read = |key: Key| async move {
             // Retention may remove a segment between the listing and now.
             let Some(content) = store.get_at(&location(&key)?).await? else {

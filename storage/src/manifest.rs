@@ -69,7 +69,8 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<serde_json::Value>,
     /// Set where a fork took over a part: the attempt of the other run that wrote the files. All
-    /// other commits name only files of their own attempt.
+    /// other commits name only files of their own attempt, and uploads that it finished for earlier
+    /// attempts at the same part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
     /// How the attempt went. The commit is the end of its attempt, so there is no end record;
@@ -92,15 +93,18 @@ pub struct Work {
 }
 
 impl Manifest {
-    /// The version that this program writes, and the newest that it reads. Version 1 has no digest
-    /// of its own and does not record the origin of its files.
+    /// The version that this program writes of most parts. Version 1 has no digest of its own and
+    /// does not record the origin of its files.
     pub const VERSION: u32 = 2;
+    /// The version of a part whose files lie in the folders of several attempts at it; the newest that
+    /// this program reads.
+    pub const OF_SEVERAL_ATTEMPTS: u32 = 3;
 
     /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
     /// the remaining fields.
     pub fn new(slot: PartKey, attempt: AttemptId, outputs: Vec<Artifact>) -> Self {
         Self {
-            version: Self::VERSION,
+            version: Self::version_of(&outputs, &attempt),
             run: slot.run,
             iteration: slot.iteration,
             stage: slot.stage,
@@ -119,24 +123,36 @@ impl Manifest {
         }
     }
 
+    fn version_of(outputs: &[Artifact], maker: &AttemptId) -> u32 {
+        let is_other =
+            |a: &Artifact| matches!(&a.key, Key::File { attempt, .. } if attempt != maker);
+        match outputs.iter().any(is_other) {
+            true => Self::OF_SEVERAL_ATTEMPTS,
+            false => Self::VERSION,
+        }
+    }
+
     /// The manifest that a fork named `child` commits for the same part: the outputs for which
     /// `keep` returns true, at their existing keys. The caller sets the remaining fields.
     ///
     /// # Errors
-    /// The outputs do not all come from one attempt at this part.
+    /// The outputs do not all come from attempts at this part.
     pub fn taken_over(mut self, child: RunId, keep: impl FnMut(&Artifact) -> bool) -> Result<Self> {
         let key = Key::Commit(self.slot()).path();
         self.outputs.retain(keep);
+        self.version = Self::VERSION;
         // A fork of a fork names the run that wrote the files.
         self.origin = match self.outputs.first().map(|first| &first.key) {
-            Some(Key::File { slot, attempt, .. }) => Some(Origin {
-                run: slot.run.clone(),
-                attempt: attempt.number,
-                nonce: attempt.nonce.clone(),
-            }),
+            Some(Key::File { slot, attempt, .. }) => {
+                self.version = Self::version_of(&self.outputs, attempt);
+                Some(Origin {
+                    run: slot.run.clone(),
+                    attempt: attempt.number,
+                    nonce: attempt.nonce.clone(),
+                })
+            }
             _ => None,
         };
-        self.version = Self::VERSION;
         self.run = child;
         self.inputs = Vec::new();
         self.decision = None;
@@ -198,7 +214,7 @@ impl Manifest {
     fn read(key: &str, content: &[u8]) -> Result<Self> {
         const REMEDY: &str =
             "; restore it from a copy, or delete it so that the part is made again";
-        let manifest: Self = from_json(key, "a manifest", Self::VERSION, content)?;
+        let manifest: Self = from_json(key, "a manifest", Self::OF_SEVERAL_ATTEMPTS, content)?;
         let sealed = match manifest.version {
             1 if seal::is_sealed(content) => {
                 Err("it has a digest, which version 1 has not: its version was changed".to_owned())
@@ -234,7 +250,8 @@ impl Manifest {
     }
 
     /// An artifact must be in the folder of the attempt that committed it; for a part that a fork
-    /// took over, in the folder of the attempt that wrote it, at the same part of the other run.
+    /// took over, in the folder of the attempt that wrote it, at the same part of the other run. From
+    /// version 3 on another attempt at the part will do.
     fn check_owner(&self, artifact: &Artifact) -> Result<(), String> {
         let (mut owner, mut maker) = (self.slot(), self.attempt_id());
         if let Some(origin) = &self.origin {
@@ -242,7 +259,12 @@ impl Manifest {
             (maker.number, maker.nonce) = (origin.attempt, origin.nonce.clone());
         }
         match &artifact.key {
-            Key::File { slot, attempt, .. } if (slot, attempt) == (&owner, &maker) => Ok(()),
+            Key::File { slot, attempt, .. }
+                if *slot == owner
+                    && (*attempt == maker || self.version >= Self::OF_SEVERAL_ATTEMPTS) =>
+            {
+                Ok(())
+            }
             key => Err(format!(
                 "artifact `{}` lies at {key}, and not in the folder of attempt {maker} at {owner}",
                 artifact.name

@@ -5,9 +5,11 @@
 use crate::artifact::Digesting;
 use crate::backend::PART_BYTES;
 use crate::keys::check_name;
-use crate::upload::Upload;
-use crate::{Artifact, AttemptId, Created, Error, Key, PartKey, Result, Store};
-use bytes::{Bytes, BytesMut};
+use crate::upload::{Unfinished, Upload};
+use crate::{
+    Artifact, AttemptId, CHUNK_BYTES, Created, Error, Journal, Key, PartKey, Result, Store,
+};
+use bytes::{Buf, Bytes, BytesMut};
 use object_store::multipart::MultipartStore;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,12 +26,16 @@ pub struct Outputs {
     slot: PartKey,
     attempt: AttemptId,
     artifacts: BTreeMap<String, Artifact>,
+    /// What is said of uploads. In a folder none lasts long enough.
+    uploads: Option<Journal>,
 }
 
 impl Outputs {
     /// An empty set of outputs.
     pub fn new(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
+        let journal = || Journal::of_uploads(store.clone(), slot.clone(), attempt.clone());
         Self {
+            uploads: store.local_root().is_none().then(journal),
             store,
             slot,
             attempt,
@@ -71,28 +77,35 @@ impl Outputs {
             digesting: Digesting::default(),
             part: Vec::new(),
             part_bytes: 0,
+            skipped: 0,
             upload: None,
             outputs: self,
         })
     }
 
-    /// Writes a local file as an artifact.
+    /// Writes a local file as an artifact. If an earlier attempt at this part has begun to upload the
+    /// same bytes under this name, the rest is sent, and the artifact lies in that attempt's folder.
     ///
     /// # Errors
     /// The file cannot be read, the name is invalid or taken, or the store fails.
     pub async fn file(&mut self, name: &str, kind: &str, path: &Path) -> Result<&Artifact> {
-        let failed = |e| Error::local("read", path, e);
-        let mut file = tokio::fs::File::open(path).await.map_err(failed)?;
-        let mut writer = self.create(name, kind).await?;
-        loop {
-            let mut piece = BytesMut::with_capacity(READ_BYTES);
-            while piece.len() < READ_BYTES && file.read_buf(&mut piece).await.map_err(failed)? > 0 {
+        let begun = match (self.attempt.number, self.store.parts(), &self.uploads) {
+            (2.., Some(server), Some(_)) => Unfinished::find(&self.store, &self.slot, name, path)
+                .await?
+                .map(|begun| (server, begun)),
+            _ => None,
+        };
+        if let Some((server, begun)) = begun {
+            let mut writer = self.create(name, kind).await?;
+            writer.resume(&server, begun)?;
+            match writer.copy(path).await {
+                Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => return Err(e),
+                Err(e) => tracing::info!("{name} is uploaded anew: {e}"),
+                Ok(()) => return Ok(&self.artifacts[name]),
             }
-            if piece.is_empty() {
-                return writer.finish().await;
-            }
-            writer.write(piece.freeze()).await?;
         }
+        self.create(name, kind).await?.copy(path).await?;
+        Ok(&self.artifacts[name])
     }
 
     /// Writes every file of a local folder as `prefix/<path in the folder>`.
@@ -155,6 +168,8 @@ pub struct OutputWriter<'a> {
     digesting: Digesting,
     part: Vec<Bytes>,
     part_bytes: usize,
+    /// First bytes that the server has, and that are yet to be written.
+    skipped: u64,
     /// `None` until the first part is full; a smaller object takes a single request.
     upload: Option<Upload>,
 }
@@ -168,6 +183,9 @@ impl<'a> OutputWriter<'a> {
         self.digesting = std::mem::take(&mut self.digesting)
             .update(content.clone())
             .await;
+        let known = self.skipped.min(content.len() as u64);
+        self.skipped -= known;
+        content.advance(known as usize);
         // A store that takes no parts gets the object in one piece.
         if let Some(server) = self.outputs.store.parts() {
             while self.part_bytes + content.len() >= PART_BYTES {
@@ -184,11 +202,15 @@ impl<'a> OutputWriter<'a> {
     /// # Errors
     /// The store fails.
     pub async fn finish(mut self) -> Result<&'a Artifact> {
+        let (size, digest, chunk_digests) = self.digesting.finish();
         if let Some(mut upload) = self.upload.take() {
             if self.part_bytes > 0 {
                 upload.send(self.part.drain(..).collect()).await?;
             }
-            upload.complete().await?;
+            let journal = self.outputs.uploads.as_mut();
+            let notes = journal.filter(|_| size > CHUNK_BYTES);
+            let notes = notes.map(|journal| (journal, &chunk_digests[..]));
+            upload.complete(notes).await?;
         } else {
             let content = match std::mem::take(&mut self.part).as_slice() {
                 [one] => one.clone(),
@@ -202,7 +224,6 @@ impl<'a> OutputWriter<'a> {
                 });
             }
         }
-        let (size, digest, chunk_digests) = self.digesting.finish();
         let artifact = Artifact {
             name: self.name.clone(),
             kind: self.kind,
@@ -228,6 +249,33 @@ impl<'a> OutputWriter<'a> {
         };
         let part = std::mem::take(&mut self.part);
         self.part_bytes = 0;
-        upload.send(part.into_iter().collect()).await
+        upload.send(part.into_iter().collect()).await?;
+        match &mut self.outputs.uploads {
+            Some(journal) => upload.note(journal, self.digesting.of_chunks()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Goes on with an earlier attempt's upload of the bytes that will be written.
+    fn resume(&mut self, server: &Arc<dyn MultipartStore>, begun: Unfinished) -> Result<()> {
+        tracing::info!("{} goes on after {} bytes", begun.key, begun.bytes);
+        (self.key, self.skipped) = (begun.key.clone(), begun.bytes);
+        self.upload = Some(Upload::resume(&self.outputs.store, server, begun)?);
+        Ok(())
+    }
+
+    /// Writes a local file, and nothing else.
+    async fn copy(mut self, path: &Path) -> Result<()> {
+        let failed = |e| Error::local("read", path, e);
+        let mut file = tokio::fs::File::open(path).await.map_err(failed)?;
+        loop {
+            let mut piece = BytesMut::with_capacity(READ_BYTES);
+            while piece.len() < READ_BYTES && file.read_buf(&mut piece).await.map_err(failed)? > 0 {
+            }
+            if piece.is_empty() {
+                return self.finish().await.map(|_| ());
+            }
+            self.write(piece.freeze()).await?;
+        }
     }
 }

@@ -1,27 +1,37 @@
 //! A large object, sent in parts. Each request waits for a failing store as a small write does, and a
-//! part that was sent stays sent: an outage repeats the parts under way, not the object.
+//! part that was sent stays sent: an outage repeats the parts under way, not the object. The death of
+//! the sender repeats at most a chunk and the parts under way: a later attempt goes on.
 
+mod unfinished;
+
+use crate::backend::PART_BYTES;
 use crate::store::{SMALL_BYTES, location};
-use crate::{Error, Key, Result, Store};
+use crate::{CHUNK_BYTES, Digest, Error, Journal, Key, Result, Store};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartId, PutPayload};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
+use unfinished::Note;
+pub(crate) use unfinished::Unfinished;
 
 /// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
 /// a writer.
 const PARTS_AT_ONCE: usize = 3;
+/// Parts of a chunk that has its own digest.
+const PARTS_OF_CHUNK: usize = CHUNK_BYTES as usize / PART_BYTES;
 
-/// An upload under a key that no other writer uses. If dropped before [`Upload::complete`], it is
-/// given up.
+/// An upload under a key of its attempt's folder. If dropped before [`Upload::complete`], it is given
+/// up, unless the journal says what was sent: then a later attempt goes on with it.
 pub(crate) struct Upload {
     target: Target,
     sending: JoinSet<Result<(usize, PartId)>>,
     sent: BTreeMap<usize, PartId>,
     parts: usize,
     bytes: u64,
+    /// Chunks that the journal names.
+    noted: usize,
     is_complete: bool,
 }
 
@@ -32,6 +42,8 @@ struct Target {
     key: Key,
     path: ObjectPath,
     id: MultipartId,
+    /// An earlier attempt began it.
+    is_resumed: bool,
 }
 
 impl Target {
@@ -48,10 +60,11 @@ impl Target {
         answer.await
     }
 
-    /// An upload that its server has ended is not the part's fault: another attempt may write it.
+    /// An upload that its server has ended is not the part's fault: another attempt may write it. One
+    /// that was resumed is begun again by its caller.
     fn ended(&self, error: Error) -> Error {
         match error {
-            Error::NotFound { key, url } => Error::Unavailable {
+            Error::NotFound { key, url } if !self.is_resumed => Error::Unavailable {
                 url,
                 doing: "write",
                 key,
@@ -75,6 +88,7 @@ impl Upload {
             key: key.clone(),
             path: location(key)?,
             id: MultipartId::default(),
+            is_resumed: false,
         };
         let id = target
             .ask(SMALL_BYTES, || server.create_multipart(&target.path))
@@ -86,11 +100,67 @@ impl Upload {
             sent: BTreeMap::new(),
             parts: 0,
             bytes: 0,
+            noted: 0,
             is_complete: false,
         })
     }
 
-    /// Sends the next part, of [`crate::backend::PART_BYTES`] unless it is the last. Waits while too
+    /// Goes on with what an earlier attempt began.
+    pub(crate) fn resume(
+        store: &Store,
+        server: &Arc<dyn MultipartStore>,
+        begun: Unfinished,
+    ) -> Result<Self> {
+        let target = Target {
+            store: store.clone(),
+            server: Arc::clone(server),
+            path: location(&begun.key)?,
+            key: begun.key,
+            id: begun.upload,
+            is_resumed: true,
+        };
+        Ok(Self {
+            target,
+            sending: JoinSet::new(),
+            parts: begun.parts.len(),
+            sent: begun.parts.into_iter().enumerate().collect(),
+            bytes: begun.bytes,
+            noted: begun.chunks,
+            is_complete: false,
+        })
+    }
+
+    /// Writes into the journal which chunks, of these digests, the server has.
+    pub(crate) async fn note(&mut self, journal: &mut Journal, digests: &[Digest]) -> Result<()> {
+        while let Some(sent) = self.sending.try_join_next() {
+            self.received(sent)?;
+        }
+        let whole = digests.len().min(self.parts / PARTS_OF_CHUNK);
+        self.note_all(journal, &digests[..whole]).await
+    }
+
+    async fn note_all(&mut self, journal: &mut Journal, digests: &[Digest]) -> Result<()> {
+        for (chunk, digest) in digests.iter().enumerate().skip(self.noted) {
+            let first = chunk * PARTS_OF_CHUNK;
+            let numbers = first..self.parts.min(first + PARTS_OF_CHUNK);
+            let parts = numbers.map(|number| Some(self.sent.get(&number)?.content_id.clone()));
+            let Some(parts) = parts.collect() else {
+                break;
+            };
+            let note = Note {
+                key: self.target.key.clone(),
+                upload: self.target.id.clone(),
+                chunk,
+                digest: *digest,
+                parts,
+            };
+            journal.append(note.to_bytes()).await?;
+            self.noted += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends the next part, of [`PART_BYTES`] unless it is the last. Waits while too
     /// many are under way.
     pub(crate) async fn send(&mut self, part: PutPayload) -> Result<()> {
         self.wait(PARTS_AT_ONCE - 1).await?;
@@ -114,18 +184,29 @@ impl Upload {
     async fn wait(&mut self, count: usize) -> Result<()> {
         while self.sending.len() > count {
             if let Some(sent) = self.sending.join_next().await {
-                let (number, part) = sent.expect(
-                    "an upload does not panic, and nobody cancels its parts before it is dropped",
-                )?;
-                self.sent.insert(number, part);
+                self.received(sent)?;
             }
         }
         Ok(())
     }
 
-    /// Makes the object of the parts.
-    pub(crate) async fn complete(mut self) -> Result<()> {
+    fn received(
+        &mut self,
+        sent: std::result::Result<Result<(usize, PartId)>, JoinError>,
+    ) -> Result<()> {
+        let (number, part) = sent.expect(
+            "an upload does not panic, and nobody cancels its parts before it is dropped",
+        )?;
+        self.sent.insert(number, part);
+        Ok(())
+    }
+
+    /// Makes the object of the parts; `notes` are the journal, and the digests of all chunks.
+    pub(crate) async fn complete(mut self, notes: Option<(&mut Journal, &[Digest])>) -> Result<()> {
         self.wait(0).await?;
+        if let Some((journal, digests)) = notes {
+            self.note_all(journal, digests).await?;
+        }
         let parts: Vec<PartId> = std::mem::take(&mut self.sent).into_values().collect();
         let target = &self.target;
         let (path, id, bytes) = (&target.path, &target.id, self.bytes);
@@ -159,7 +240,8 @@ impl Drop for Upload {
         self.sending.abort_all();
         // Otherwise the uploaded parts are kept, and charged for, until the bucket's lifecycle
         // rules remove them.
-        if let (false, Ok(runtime)) = (self.is_complete, tokio::runtime::Handle::try_current()) {
+        let is_over = self.is_complete || self.noted > 0;
+        if let (false, Ok(runtime)) = (is_over, tokio::runtime::Handle::try_current()) {
             let target = self.target.clone();
             runtime.spawn(async move {
                 let aborted = target.server.abort_multipart(&target.path, &target.id);

@@ -437,7 +437,8 @@ async fn a_damaged_segment_of_a_journal_is_left_out() {
         };
         bench.file_of(&key.path())
     };
-    std::fs::copy(file(1), file(u32::MAX)).unwrap();
+    // The last number of a stage's own segments.
+    std::fs::copy(file(1), file(499_999)).unwrap();
     let replay = || Journal::replay(&bench.store, &slot);
     assert_eq!(replay().await.unwrap(), ["one", "two", "three", "two"]);
     let whole = std::fs::read(file(1)).unwrap();

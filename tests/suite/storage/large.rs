@@ -1,7 +1,9 @@
 //! Large objects are sent in parts, and are as patient as small ones: what is sent stays sent.
 
 use super::{Bench, manifest, slot};
-use agentgym_storage::{AttemptId, Error, Inputs, Outputs, Patience, Store};
+use agentgym_storage::{
+    AttemptId, Committed, Error, Inputs, Key, Manifest, Outputs, PartKey, Patience, Store,
+};
 use agentgym_tests::s3::{Manners, S3Server};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -128,4 +130,148 @@ async fn an_upload_outlasts_a_folder_that_fails() {
     let folder = bench.file_of(&written.key.path());
     let names = std::fs::read_dir(folder.parent().unwrap()).unwrap();
     assert_eq!(names.count(), 1, "its draft is gone");
+}
+
+const CHUNK_PARTS: usize = 4;
+
+/// The first attempt at a part, which uploads `sent` of the parts of `policy` and dies, and a local file
+/// of ten parts and a remainder, which the second attempt makes.
+struct Died {
+    dir: tempfile::TempDir,
+    server: S3Server,
+    store: Store,
+    slot: PartKey,
+    first: AttemptId,
+    content: Vec<u8>,
+}
+
+impl Died {
+    async fn after(sent: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = S3Server::start(dir.path()).await;
+        let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+        let (slot, first) = (slot("run", 1, "update", 0), AttemptId::new(1));
+        let bytes = (0..10 * PART_BYTES + 12_345).map(|i| (i % 251) as u8);
+        let content: Vec<u8> = bytes.collect();
+        let mut outputs = Outputs::new(store.clone(), slot.clone(), first.clone());
+        let mut writer = outputs.create("policy", "test").await.unwrap();
+        // One by one, so that it is certain what the journal names.
+        for (before, part) in (0..).zip(content.chunks(PART_BYTES).take(sent)) {
+            while server
+                .requests_by_folder()
+                .get("PUT files")
+                .is_some_and(|puts| *puts < before)
+            {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            writer.write(Bytes::copy_from_slice(part)).await.unwrap();
+        }
+        if sent * PART_BYTES > content.len() {
+            writer.finish().await.unwrap();
+        } else {
+            drop(writer);
+        }
+        Self {
+            dir,
+            server,
+            store,
+            slot,
+            first,
+            content,
+        }
+    }
+
+    /// Parts and single objects put so far.
+    fn puts(&self) -> u64 {
+        let requests = self.server.requests_by_folder();
+        requests.get("PUT files").copied().unwrap_or_default()
+    }
+
+    /// Writes `content` in attempt `number` and commits it; the manifest, and the requests it took.
+    async fn again(&self, number: u32, content: &[u8]) -> (Manifest, u64) {
+        let before = self.puts();
+        let file = self.dir.path().join("made");
+        std::fs::write(&file, content).unwrap();
+        let attempt = AttemptId::new(number);
+        let mut outputs = Outputs::new(self.store.clone(), self.slot.clone(), attempt.clone());
+        outputs.file("policy", "test", &file).await.unwrap();
+        let made = Manifest::new(self.slot.clone(), attempt, outputs.into_artifacts());
+        assert_eq!(self.store.commit(&made).await.unwrap(), Committed::Won);
+        let read = self.store.manifest(&self.slot).await.unwrap().unwrap();
+        let inputs = vec![("in".to_owned(), read)];
+        let inputs = Inputs::new(self.store.clone(), inputs, self.dir.path().join("cache"));
+        assert_eq!(&inputs.bytes("in", "policy").await.unwrap()[..], content);
+        (made, self.puts() - before)
+    }
+
+    fn is_in_folder_of(&self, attempt: &AttemptId, made: &Manifest) -> bool {
+        matches!(&made.outputs[0].key, Key::File { attempt: of, .. } if of == attempt)
+    }
+}
+
+/// A later attempt that makes the same bytes sends what is missing. The commit names the file where the
+/// first attempt began it and a fork takes it over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_attempt_goes_on_with_an_upload() {
+    let died = Died::after(8).await;
+    let requests = died.server.requests_by_folder();
+    assert_eq!(requests.get("PUT journal"), Some(&1), "{requests:?}");
+    let (made, puts) = died.again(2, &died.content).await;
+    // The first chunk is known to be there; the second was under way.
+    assert_eq!(puts, 11 - CHUNK_PARTS as u64);
+    assert!(died.is_in_folder_of(&died.first, &made));
+    assert_eq!(made.version, Manifest::OF_SEVERAL_ATTEMPTS);
+    let requests = died.server.requests_by_folder();
+    assert_eq!(requests.get("DELETE files"), None, "{requests:?}");
+
+    let taken = made.clone().taken_over("child".parse().unwrap(), |_| true);
+    let taken = taken.unwrap();
+    assert_eq!(
+        Manifest::from_bytes(&taken.to_bytes().unwrap()).unwrap(),
+        taken
+    );
+    let mut elsewhere = made;
+    elsewhere.part = 1;
+    let refused = elsewhere.to_bytes().unwrap_err().to_string();
+    assert!(refused.contains("lies at"), "{refused}");
+}
+
+/// The object is whole, and its attempt died before it committed: nothing is sent again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_attempt_names_an_object_that_is_whole() {
+    let died = Died::after(11).await;
+    let (made, puts) = died.again(2, &died.content).await;
+    assert_eq!(puts, 0);
+    assert!(died.is_in_folder_of(&died.first, &made));
+}
+
+/// Two attempts died, the second after it had gone on with the upload of the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_third_attempt_knows_what_the_second_sent() {
+    let died = Died::after(8).await;
+    let file = died.dir.path().join("made");
+    std::fs::write(&file, &died.content).unwrap();
+    let mut outputs = Outputs::new(died.store.clone(), died.slot.clone(), AttemptId::new(2));
+    outputs.file("policy", "test", &file).await.unwrap();
+    let (made, puts) = died.again(3, &died.content).await;
+    assert_eq!(puts, 0);
+    assert!(died.is_in_folder_of(&died.first, &made));
+}
+
+/// Other bytes, and an upload that its server has ended, are sent whole, into the attempt's own folder.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_gone_on_with_is_sent_whole() {
+    let died = Died::after(8).await;
+    let mut other = died.content.clone();
+    other[7] ^= 1;
+    let (made, puts) = died.again(2, &other).await;
+    assert_eq!(puts, 11);
+    assert!(!died.is_in_folder_of(&died.first, &made));
+    assert_eq!(made.version, Manifest::VERSION);
+
+    let died = Died::after(8).await;
+    died.server.forget_uploads();
+    let (made, puts) = died.again(2, &died.content).await;
+    assert!(puts >= 11, "{puts}");
+    assert!(!died.is_in_folder_of(&died.first, &made));
 }
