@@ -32,6 +32,9 @@ pub const BOARD_RANKS: u32 = 16;
 /// A board without a new note for this long is deleted.
 pub(crate) const BOARD_TTL: Duration = Duration::from_secs(24 * 3600);
 
+/// A worker not heard of for this long is forgotten.
+pub(crate) const PRESENCE_TTL: Duration = Duration::from_secs(3600);
+
 /// A fetch takes milliseconds. If a grant is older than this, another worker has taken its job.
 pub(crate) const GRANT_MAX: Duration = Duration::from_millis(100);
 pub(crate) const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -78,6 +81,18 @@ pub trait Driver: Send + Sync + 'static {
     /// above. A caller that reads after another caller's write sees that write. Notes more than
     /// [`BOARD_RANKS`] below the newest, and boards without recent notes, may be deleted.
     async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>>;
+
+    /// Notes that a worker is alive, or that it has ended. A backend of one machine need not: there a
+    /// process that is gone is seen to be.
+    async fn note_presence(&self, _worker: &str, _is_here: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// The workers that have not ended, and how long ago they were last noted, by the backend's clock.
+    /// Those not noted for [`PRESENCE_TTL`] are forgotten.
+    async fn last_noted(&self) -> Result<Vec<(String, Duration)>> {
+        Ok(Vec::new())
+    }
 
     /// Called when a handler has returned: its key blocks pushes for one more lease, no longer.
     async fn ended(&self, lane: &str, key: &str) -> Result<()>;

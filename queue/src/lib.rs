@@ -33,4 +33,4 @@ pub use job::{Enqueued, Handled, Job};
 pub use options::QueueOptions;
 pub use queue::{Claim, ClaimGuard, Queue};
 pub use tokio_util::sync::CancellationToken;
-pub use trouble::Trouble;
+pub use trouble::{PRESENCE_EVERY, Trouble};

@@ -1,16 +1,24 @@
 //! Workers that step back because their store or their queue fails them: what they report to the
-//! fleet, for whoever asks what a run waits for. Through the queue, since their store may refuse.
+//! fleet, for whoever asks what a run waits for. Through the queue, since their store may refuse. One
+//! that the queue refuses cannot report; its silence is noticed.
 
 use crate::error::Result;
 use crate::holder::is_gone;
 use crate::names::trouble_name;
 use crate::queue::Queue;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a report of trouble stands.
 const TROUBLE_TTL: Duration = Duration::from_secs(60);
 /// The board of workers that have reported trouble.
 const TROUBLED: &str = "troubled";
+
+/// A worker says more often than this that it is alive.
+pub const PRESENCE_EVERY: Duration = Duration::from_secs(15);
+/// A worker not heard of for this long is named.
+const SILENT_AFTER: Duration = Duration::from_secs(40);
+const SILENT: &str = "the queue no longer hears of it: it ended without saying so, or the queue refuses \
+                      what it writes; its log and /health say which";
 
 /// Why a worker steps back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +69,19 @@ impl Queue {
         }
     }
 
-    /// The workers that step back, by name.
+    /// Says that a worker is alive, or that it ends. To be repeated every [`PRESENCE_EVERY`].
+    pub async fn note_presence(&self, worker: &str, is_here: bool) -> Result<()> {
+        self.driver.note_presence(worker, is_here).await
+    }
+
+    /// The workers that step back, by name, and after them the silent ones, the last heard of first.
     pub async fn in_trouble(&self) -> Result<Vec<(String, Trouble)>> {
+        self.in_trouble_or_silent(SILENT_AFTER).await
+    }
+
+    /// [`Self::in_trouble`] with another limit of silence, for tests.
+    #[doc(hidden)]
+    pub async fn in_trouble_or_silent(&self, after: Duration) -> Result<Vec<(String, Trouble)>> {
         let mut found = Vec::new();
         for worker in self.driver.post(TROUBLED, None, 0).await? {
             let text = self.driver.holder(&trouble_name(&worker)).await?;
@@ -71,6 +90,18 @@ impl Queue {
             }
         }
         found.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut silent = self.driver.last_noted().await?;
+        silent.retain(|(worker, ago)| {
+            *ago >= after && !is_gone(worker) && found.iter().all(|(told, _)| told != worker)
+        });
+        silent.sort_by_key(|(_, ago)| *ago);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default();
+        found.extend(silent.into_iter().map(|(worker, ago)| {
+            let since_unix_s = now.saturating_sub(ago).as_secs();
+            let why = SILENT.to_owned();
+            (worker, Trouble { since_unix_s, why })
+        }));
         Ok(found)
     }
 

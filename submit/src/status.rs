@@ -250,15 +250,27 @@ fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
     attempts.iter().filter_map(failure).collect()
 }
 
-/// One line about a worker that has stepped back.
-pub(crate) fn troubled_line(worker: &str, trouble: &Trouble, now_unix_s: u64) -> String {
-    let lasted = now_unix_s.saturating_sub(trouble.since_unix_s) as f64;
-    format!(
-        "worker {} takes no part, since {} ago: {}",
-        visible_name(worker),
-        text::seconds(lasted),
-        visible_name(&trouble.why)
-    )
+/// Workers named one by one.
+const TROUBLED_SHOWN: usize = 8;
+
+/// A line about each of the first workers that have stepped back or are silent.
+pub(crate) fn troubled_lines(troubled: &[(String, Trouble)], now_unix_s: u64) -> Vec<String> {
+    let line = |(worker, trouble): &(String, Trouble)| {
+        let lasted = now_unix_s.saturating_sub(trouble.since_unix_s) as f64;
+        format!(
+            "worker {} takes no part, since {} ago: {}",
+            visible_name(worker),
+            text::seconds(lasted),
+            visible_name(&trouble.why)
+        )
+    };
+    let mut lines: Vec<String> = troubled.iter().take(TROUBLED_SHOWN).map(line).collect();
+    if let more @ 1.. = troubled.len().saturating_sub(TROUBLED_SHOWN) {
+        lines.push(format!(
+            "and {more} more workers; `status --json` names them"
+        ));
+    }
+    lines
 }
 
 impl Status {
@@ -417,8 +429,8 @@ impl Status {
                 grouped(&missing)
             ));
         }
-        for (worker, trouble) in &self.troubled {
-            rows.push(format!("  {}", troubled_line(worker, trouble, now_unix_s)));
+        for line in troubled_lines(&self.troubled, now_unix_s) {
+            rows.push(format!("  {line}"));
         }
         for failure in &self.failures {
             rows.push(format!(
@@ -535,6 +547,29 @@ mod tests {
             fitted: None,
             finished: false,
         }
+    }
+
+    #[test]
+    fn a_fleet_in_trouble_is_a_few_lines() {
+        let why = "the disk is full".to_owned();
+        let trouble = Trouble {
+            since_unix_s: 5,
+            why,
+        };
+        let of = |count: usize| -> Vec<_> {
+            let names = (0..count).map(|n| format!("w{n}"));
+            names.map(|name| (name, trouble.clone())).collect()
+        };
+        let lines = troubled_lines(&of(2), 65);
+        assert_eq!(
+            lines[1],
+            "worker w1 takes no part, since 60 s ago: the disk is full"
+        );
+        let lines = troubled_lines(&of(11), 65);
+        assert_eq!(
+            (lines.len(), lines[8].as_str()),
+            (9, "and 3 more workers; `status --json` names them")
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use crate::claims::{self, Liveness};
 use crate::cli::Global;
 use crate::runs::RunView;
-use crate::status::{status, troubled_line};
+use crate::status::{status, troubled_lines};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
@@ -80,9 +80,8 @@ impl Teller<'_> {
             ));
             return Ok(());
         }
-        for (worker, trouble) in &status.troubled {
-            let now = text::unix_now_s();
-            self.say(troubled_line(worker, trouble, now));
+        for line in troubled_lines(&status.troubled, text::unix_now_s()) {
+            self.say(line);
         }
         if status.stopped().is_some() {
             self.say(

@@ -30,7 +30,7 @@ use self::connect::{CONNECT_TIMEOUT, advice, connect, is_refusal};
 use super::run::run_apalis;
 use crate::{
     codec::{JobCodec, Payload},
-    driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, PRESENCE_TTL, Worker, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
     job::Enqueued,
     options::QueueOptions,
@@ -68,6 +68,12 @@ const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
         redis.call('SREM', KEYS[1], ARGV[1])
         redis.call('EXPIRE', KEYS[3], ARGV[2])
     end";
+
+/// By the server's clock: a worker's may be wrong.
+const PRESENT: &str = "local now = tonumber(redis.call('TIME')[1])
+    redis.call('ZADD', KEYS[1], now, ARGV[1])
+    redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+    redis.call('EXPIRE', KEYS[1], ARGV[2])";
 
 /// One server.
 pub(crate) struct Redis {
@@ -425,6 +431,36 @@ impl Driver for Redis {
             .await
             .map_err(self.failed("tell the fleet"))?;
         Ok(notes)
+    }
+
+    async fn note_presence(&self, worker: &str, is_here: bool) -> Result<()> {
+        let present = self.named("present");
+        let mut connection = self.connection().await;
+        let noted = match is_here {
+            true => {
+                Script::new(PRESENT)
+                    .key(present)
+                    .arg(worker)
+                    .arg(PRESENCE_TTL.as_secs())
+                    .invoke_async::<()>(&mut connection)
+                    .await
+            }
+            false => connection.zrem(present, worker).await,
+        };
+        noted.map_err(self.failed("note that a worker is alive"))
+    }
+
+    async fn last_noted(&self) -> Result<Vec<(String, Duration)>> {
+        let forgotten = PRESENCE_TTL.as_secs();
+        let ((now, _), noted): ((u64, u64), Vec<(String, u64)>) = ::redis::pipe()
+            .cmd("TIME")
+            .zrange_withscores(self.named("present"), 0, -1)
+            .query_async(&mut self.connection().await)
+            .await
+            .map_err(self.failed("read which workers are alive"))?;
+        let ago = |(worker, at)| (worker, Duration::from_secs(now.saturating_sub(at)));
+        let noted = noted.into_iter().map(ago);
+        Ok(noted.filter(|(_, ago)| ago.as_secs() < forgotten).collect())
     }
 
     async fn ended(&self, lane: &str, key: &str) -> Result<()> {

@@ -341,3 +341,41 @@ async fn trouble_is_reported_and_taken_back() {
         }
     }
 }
+
+/// A worker that the queue refuses cannot report it: it is named by its silence, until it is heard of
+/// again or says that it ends.
+#[tokio::test]
+async fn a_silent_worker_is_named() {
+    let bed = Bed::redis();
+    let queue = bed.open().await;
+    let silent = async |after| {
+        let found = queue.in_trouble_or_silent(Duration::from_secs(after)).await;
+        let found = found.unwrap().into_iter();
+        found.map(|(worker, _)| worker).collect::<Vec<_>>()
+    };
+    for worker in ["well", "sick", "ended", &dead_process()] {
+        queue.note_presence(worker, true).await.unwrap();
+    }
+    queue.note_presence("ended", false).await.unwrap();
+    assert_eq!(silent(1).await, [""; 0]);
+    sleep(Duration::from_secs(3)).await;
+    queue.note_presence("well", true).await.unwrap();
+    assert_eq!(silent(2).await, ["sick"]);
+    let said = queue
+        .in_trouble_or_silent(Duration::from_secs(2))
+        .await
+        .unwrap();
+    assert!(said[0].1.why.contains("/health"), "{said:?}");
+    let trouble = Trouble {
+        since_unix_s: 5,
+        why: "its store".to_owned(),
+    };
+    // What a worker says of itself is worth more.
+    queue.report_trouble("sick", &trouble).await.unwrap();
+    let said = queue
+        .in_trouble_or_silent(Duration::from_secs(2))
+        .await
+        .unwrap();
+    assert_eq!(said, [("sick".to_owned(), trouble)]);
+    assert_eq!(queue.in_trouble().await.unwrap().len(), 1);
+}

@@ -8,7 +8,7 @@ use crate::context::Event;
 use crate::run_state::RunState;
 use crate::{Cause, Error, Result, health, panics};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use agentgym_queue::Handled;
+use agentgym_queue::{Handled, PRESENCE_EVERY};
 use agentgym_storage::RunId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,12 +61,20 @@ impl Worker {
         }
     }
 
-    /// Reports this worker's trouble to the fleet, and finds out when it is over.
+    /// Says that this worker is alive, reports its trouble to the fleet, and finds out when it is
+    /// over.
     pub(super) async fn mind_health(self: Arc<Self>) {
         let (store, queue) = (&self.options.store, &self.options.queue);
         let name = &self.options.name;
         let mut reported: Option<Instant> = None;
+        let mut present: Option<Instant> = None;
         loop {
+            if present.is_none_or(|at| at.elapsed() >= PRESENCE_EVERY) {
+                present = Some(Instant::now());
+                // A queue that refuses it is noticed elsewhere.
+                let noting = async { Ok(queue.note_presence(name, true).await?) };
+                let _ = panics::caught(noting).await;
+            }
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
