@@ -40,7 +40,7 @@ pub struct Estimate {
 }
 
 /// The figures of a list of items.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationScore {
     /// Items requested.
     pub items: usize,

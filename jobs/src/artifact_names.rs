@@ -16,6 +16,8 @@ pub const TARGETS: &str = "targets.bin";
 pub const KL: &str = "kl.json";
 /// What has entered of the sources of `data.tasks`.
 pub const CURRICULUM: &str = "curriculum.json";
+/// The groups that a filter has chosen so far.
+pub const SELECTION: &str = "selection.json";
 /// Metrics of a part.
 pub const METRICS: &str = "metrics.json";
 /// Where each kept episode was played.

@@ -6,10 +6,12 @@
 
 #![allow(missing_docs)]
 
+pub mod documents;
 pub mod metrics;
+mod numbers;
 mod turns;
 
-use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::pipeline::Stage;
 pub use turns::Turns;
 
 /// A document that cannot be read.
@@ -19,11 +21,11 @@ pub enum Error {
     Storage(#[from] agentgym_storage::Error),
     /// Its bytes are whole, and are not what its name says.
     #[error(
-        "{file} of {part} is not what this program reads: {why}; a later version may have written it"
+        "{file} of {of} is not what this program reads: {why}; a later version may have written it"
     )]
     Unreadable {
         file: &'static str,
-        part: PartId,
+        of: String,
         why: String,
     },
     /// No stage of this kind writes it.

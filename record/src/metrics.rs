@@ -2,7 +2,6 @@
 //! explains every name.
 
 mod episodes;
-mod numbers;
 mod training;
 
 pub use episodes::{
@@ -15,6 +14,7 @@ pub use training::{
 };
 
 use crate::{Error, Result};
+pub use agentgym_algorithms::evaluation::{Estimate, EvaluationScore};
 use agentgym_jobs::artifact_names::METRICS;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{Inputs, Manifest, Store};
@@ -56,7 +56,7 @@ impl Metrics {
     pub fn parse(id: PartId, bytes: &[u8]) -> Result<Self> {
         let unreadable = |e: serde_json::Error| Error::Unreadable {
             file: METRICS,
-            part: id,
+            of: id.to_string(),
             why: e.to_string(),
         };
         let parsed = match id.stage {

@@ -4,9 +4,9 @@
 
 mod unfinished;
 
-use crate::backend::PART_BYTES;
+use crate::backend::PARTS_OF_CHUNK;
 use crate::store::{SMALL_BYTES, location};
-use crate::{CHUNK_BYTES, Digest, Error, Journal, Key, Result, Store};
+use crate::{Digest, Error, Journal, Key, Result, Store};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartId, PutPayload};
@@ -19,8 +19,6 @@ pub(crate) use unfinished::Unfinished;
 /// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
 /// a writer.
 const PARTS_AT_ONCE: usize = 3;
-/// Parts of a chunk that has its own digest.
-const PARTS_OF_CHUNK: usize = CHUNK_BYTES as usize / PART_BYTES;
 
 /// An upload under a key of its attempt's folder. If dropped before [`Upload::complete`], it is given
 /// up, unless the journal says what was sent: then a later attempt goes on with it.
@@ -160,7 +158,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Sends the next part, of [`PART_BYTES`] unless it is the last. Waits while too
+    /// Sends the next part, of [`crate::backend::PART_BYTES`] unless it is the last. Waits while too
     /// many are under way.
     pub(crate) async fn send(&mut self, part: PutPayload) -> Result<()> {
         self.wait(PARTS_AT_ONCE - 1).await?;

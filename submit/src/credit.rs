@@ -15,6 +15,7 @@ use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, batch_of, parts, policy_
 use agentgym_jobs::records::{Batch, CriticTargets, LogProbs, Values};
 use agentgym_jobs::trajectory::Lineage;
 use agentgym_model::{Adapter, Device, Policy};
+use agentgym_record::documents::{KlState, Selection};
 use agentgym_storage::{Inputs, Manifest};
 use agentgym_worker::stages::credit::{
     Candidate, Difference, Fate, Margin, PlayedIteration, PlayedPart, candidates, margin,
@@ -213,13 +214,8 @@ async fn kl_coef(view: &RunView, n: u32) -> Result<Option<f64>> {
         return Ok(Some(controller.initial()));
     };
     let before = view.committed(before.from).await?;
-    let state = view.json(&before, artifact_names::KL).await?;
-    let next = state["next_kl_coef"].as_f64();
-    let bad = || agentgym_jobs::Error::Payload {
-        what: artifact_names::KL.into(),
-        message: "names no next_kl_coef".into(),
-    };
-    Ok(Some(next.ok_or_else(bad)?))
+    let state: KlState = view.document(&before).await?;
+    Ok(Some(state.next_kl_coef))
 }
 
 /// The groups chosen by the last round of a filter, in the order of their slots.
@@ -232,12 +228,8 @@ pub(crate) async fn selected(view: &RunView, n: u32) -> Result<Option<Vec<u32>>>
         stage: Stage::Select,
         part: view.plan.rollout_rounds() - 1,
     };
-    let selection = view
-        .json(&view.committed(last).await?, "selection.json")
-        .await?;
-    let groups = selection["groups"].as_array().into_iter().flatten();
-    let numbers = groups.filter_map(Value::as_u64);
-    Ok(Some(numbers.map(|group| group as u32).collect()))
+    let selection: Selection = view.document(&view.committed(last).await?).await?;
+    Ok(Some(selection.groups))
 }
 
 /// Compares the recorded batch with the computed one.
@@ -341,7 +333,7 @@ pub(crate) async fn evolved(view: &RunView, n: u32) -> Result<(Vec<Candidate>, O
         match (input.name.as_str(), input.from.stage) {
             ("before", _) => {
                 let manifest = view.committed(input.from).await?;
-                let lineage = lineage(view, &manifest).await?;
+                let lineage: Vec<Lineage> = view.document(&manifest).await?;
                 let all: Vec<Episode> = episodes(view, &manifest).await?;
                 before.extend(lineage.into_iter().zip(all));
             }
@@ -355,7 +347,7 @@ pub(crate) async fn evolved(view: &RunView, n: u32) -> Result<(Vec<Candidate>, O
     let found = candidates(&view.plan, n, before, played);
     let recorded = match view.manifest(filter.id).await? {
         None => None,
-        Some(manifest) => Some(lineage(view, &manifest).await?),
+        Some(manifest) => Some(view.document::<Vec<Lineage>>(&manifest).await?),
     };
     let key = |l: &Lineage| (l.iteration, l.part, l.episode);
     let compared = recorded.map(|recorded| {
@@ -370,17 +362,6 @@ pub(crate) async fn evolved(view: &RunView, n: u32) -> Result<(Vec<Candidate>, O
         ours == theirs
     });
     Ok((found, compared))
-}
-
-async fn lineage(view: &RunView, manifest: &Manifest) -> Result<Vec<Lineage>> {
-    let value = view.json(manifest, artifact_names::LINEAGE).await?;
-    serde_json::from_value(value).map_err(|e| {
-        agentgym_jobs::Error::Payload {
-            what: artifact_names::LINEAGE.into(),
-            message: e.to_string(),
-        }
-        .into()
-    })
 }
 
 async fn of_pair(view: &RunView, args: &CreditArgs, global: &Global) -> Result<()> {

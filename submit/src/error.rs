@@ -43,6 +43,9 @@ pub enum Error {
     /// Error of the object store.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),
+    /// A committed document that cannot be read.
+    #[error(transparent)]
+    Record(#[from] agentgym_record::Error),
     /// A worker in this process ended.
     #[error("a worker in this process ended: {0}")]
     Worker(String),
@@ -200,6 +203,7 @@ impl Error {
             }
             Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
             | Self::Storage(_)
+            | Self::Record(_)
             | Self::NotWhole { .. }
             | Self::Local { .. }
             | Self::Output(_) => Exit::Store,

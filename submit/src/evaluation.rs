@@ -8,6 +8,7 @@ use crate::{Error, Result, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
+use agentgym_record::metrics::{Estimate, EvaluationScore};
 use agentgym_text::without_secrets;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -42,13 +43,14 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     }
     let mut table = Vec::new();
     for (name, row) in rows(book, plan) {
-        let line = |name: &str, score: &Value, greedy_success: Option<f64>, of: Option<&Row>| {
-            let mut cells = vec![name.to_owned(), items(score), mean_estimate(&score["avg"])];
-            cells.extend(ks.iter().map(|k| estimate(&score["pass"][k.to_string()])));
-            cells.extend(greedy.then(|| text::share(greedy_success)));
-            let rounds = score["rounds_mean"].as_f64();
+        let line = |name: &str, score: &EvaluationScore, solved: Option<f64>, of: Option<&Row>| {
+            let avg = mean_estimate(score.avg.as_ref());
+            let mut cells = vec![name.to_owned(), items(score), avg];
+            cells.extend(ks.iter().map(|k| estimate(score.pass.get(k))));
+            cells.extend(greedy.then(|| text::share(solved)));
+            let rounds = score.rounds_mean;
             cells.push(rounds.map_or_else(|| "–".into(), |r| format!("{r:.1}")));
-            cells.push(estimate(&score["fault_rate"]));
+            cells.push(estimate(score.fault_rate.as_ref()));
             // A set is asked for as a whole: its categories have no costs of their own.
             if chat {
                 let none = || ["–"; 3].map(String::from);
@@ -56,11 +58,11 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
             }
             cells
         };
-        let score = |name: &str| row.metrics.get(name).unwrap_or(&Value::Null);
-        let greedily = row.metric("success_greedy");
-        table.push(line(name, score("score"), greedily, Some(row)));
-        for (category, found) in score("categories").as_object().into_iter().flatten() {
-            table.push(line(&format!("  {category}"), found, None, None));
+        if let Some(of) = row.evaluated() {
+            table.push(line(name, &of.score, of.success_greedy, Some(row)));
+            for (category, score) in &of.categories {
+                table.push(line(&format!("  {category}"), score, None, None));
+            }
         }
     }
     if table.is_empty() {
@@ -109,29 +111,29 @@ fn spent(row: &Row) -> [String; 3] {
 }
 
 /// `90`, or `88 of 90` if environment faults spoiled every sample of two items.
-fn items(score: &Value) -> String {
-    let count = |name: &str| score[name].as_u64().unwrap_or(0);
-    match count("items_lost") {
-        0 => count("items").to_string(),
-        lost => format!("{} of {}", count("items") - lost, count("items")),
+fn items(score: &EvaluationScore) -> String {
+    match score.items_lost {
+        0 => score.items.to_string(),
+        lost => format!("{} of {}", score.items.saturating_sub(lost), score.items),
     }
 }
 
 /// `0.750 [0.655, 0.824]`.
-fn estimate(value: &Value) -> String {
-    let field = |name: &str| value[name].as_f64();
-    match (field("mean"), field("low"), field("high")) {
-        (Some(mean), Some(low), Some(high)) => format!("{mean:.3} [{low:.3}, {high:.3}]"),
-        _ => "–".to_owned(),
+fn estimate(value: Option<&Estimate>) -> String {
+    match value {
+        Some(Estimate {
+            mean, low, high, ..
+        }) => format!("{mean:.3} [{low:.3}, {high:.3}]"),
+        None => "–".to_owned(),
     }
 }
 
 /// The mean reward with its interval, mean ± 1.96 standard errors; no interval for a few items,
 /// where it means little.
-fn mean_estimate(value: &Value) -> String {
-    const ITEMS_MIN: u64 = 10;
-    match (value["mean"].as_f64(), value["of"].as_u64()) {
-        (Some(mean), Some(of)) if of < ITEMS_MIN => format!("{mean:.3} [–]"),
+fn mean_estimate(value: Option<&Estimate>) -> String {
+    const ITEMS_MIN: usize = 10;
+    match value {
+        Some(Estimate { mean, of, .. }) if *of < ITEMS_MIN => format!("{mean:.3} [–]"),
         _ => estimate(value),
     }
 }
@@ -141,10 +143,12 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
     let evaluation = &plan.config.evaluation;
     let sets: serde_json::Map<String, Value> = rows(book, plan)
         .map(|(name, row)| {
-            let field = |name: &str| row.metrics.get(name).cloned().unwrap_or(Value::Null);
+            let of = row.evaluated();
+            let categories = of.map(|of| &of.categories).filter(|all| !all.is_empty());
             let mut set = json!({
-                "env": field("env"), "score": field("score"), "categories": field("categories"),
-                "success_greedy": field("success_greedy"), "outcomes": field("sampled")["outcomes"],
+                "env": of.map(|of| &of.env), "score": of.map(|of| &of.score), "categories": categories,
+                "success_greedy": of.and_then(|of| of.success_greedy),
+                "outcomes": of.map(|of| &of.sampled.outcomes),
             });
             if plan.evaluates_by_chat() {
                 let stat = |name: &str| row.stats.get(name).cloned().unwrap_or(Value::Null);
@@ -222,6 +226,7 @@ fn with_policy(id: PartId, items: &[u8]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
 
     fn book() -> (RunMetrics, Plan) {
         book_of(&[], json!({}))
@@ -242,25 +247,45 @@ evaluation:
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
         let plan = Plan::new(config, Path::new("")).unwrap();
-        let estimate = |mean: f64| json!({"mean": mean, "low": mean / 2.0, "high": 1.0, "of": 2});
-        let score = |items: u64, lost: u64, mean: f64| {
-            json!({
-                "items": items, "items_lost": lost, "avg": estimate(mean),
-                "pass": {"1": estimate(mean), "4": estimate(1.0)},
-                "rounds_mean": 6.25, "fault_rate": estimate(0.0),
-            })
+        let estimate = |mean: f64| Estimate {
+            mean,
+            low: mean / 2.0,
+            high: 1.0,
+            of: 2,
         };
-        let metrics = json!({
-            "env": "textcraft", "score": score(3, 0, 0.5),
-            "categories": {"d1": score(2, 0, 0.75), "d2": {"items": 1, "items_lost": 1}},
-            "sampled": {"outcomes": {"solved": 6}},
-        });
-        let (Value::Object(metrics), Value::Object(stats)) = (metrics, stats) else {
+        let score = |items: usize, items_lost: usize, mean: f64| EvaluationScore {
+            items,
+            items_lost,
+            avg: Some(estimate(mean)),
+            pass: [(1, estimate(mean)), (4, estimate(1.0))].into(),
+            rounds_mean: Some(6.25),
+            fault_rate: Some(estimate(0.0)),
+        };
+        let lost = EvaluationScore {
+            items: 1,
+            items_lost: 1,
+            ..EvaluationScore::default()
+        };
+        let of = EvaluationMetrics {
+            env: "textcraft".to_owned(),
+            score: score(3, 0, 0.5),
+            categories: [
+                ("d1".to_owned(), score(2, 0, 0.75)),
+                ("d2".to_owned(), lost),
+            ]
+            .into(),
+            sampled: EpisodeSummary {
+                outcomes: [("solved".to_owned(), 6)].into(),
+                ..EpisodeSummary::default()
+            },
+            ..EvaluationMetrics::default()
+        };
+        let Value::Object(stats) = stats else {
             unreachable!()
         };
         let mut book = RunMetrics::default();
         let row = Row {
-            metrics,
+            metrics: Some(Metrics::Evaluation(Box::new(of))),
             stats,
             ..Row::default()
         };
@@ -270,10 +295,18 @@ evaluation:
 
     #[test]
     fn a_mean_has_an_interval_where_there_are_items_enough_for_one() {
-        let of = |of: u64| json!({"mean": 0.0, "low": -1.96, "high": 1.96, "of": of});
-        assert_eq!(mean_estimate(&of(2)), "0.000 [–]");
-        assert_eq!(mean_estimate(&of(10)), "0.000 [-1.960, 1.960]");
-        assert_eq!(mean_estimate(&Value::Null), "–");
+        let of = |of: usize| {
+            let (mean, low, high) = (0.0, -1.96, 1.96);
+            mean_estimate(Some(&Estimate {
+                mean,
+                low,
+                high,
+                of,
+            }))
+        };
+        assert_eq!(of(2), "0.000 [–]");
+        assert_eq!(of(10), "0.000 [-1.960, 1.960]");
+        assert_eq!(mean_estimate(None), "–");
     }
 
     #[test]

@@ -38,6 +38,7 @@ use agentgym_jobs::pipeline::{
     BASE_PART, PartId, Stage, batch_of, critic_of, policy_of, reference_of,
 };
 use agentgym_model::Dtype;
+use agentgym_record::documents::KlState;
 use agentgym_storage::Manifest;
 use episodes::Played;
 pub use folder::Exported;
@@ -195,7 +196,7 @@ async fn update(
     origin["optimizer_before"] = json!(optimizer(view, &before, Stage::Update, "", to, out).await?);
     let batch = view.committed(batch_of(n)).await?;
     if has(&batch, artifact_names::KL) {
-        origin["kl"] = view.json(&batch, artifact_names::KL).await?;
+        origin["kl"] = json!(view.document::<KlState>(&batch).await?);
     }
     let slots = slots(view, &batch).await?;
     let played = Played::read(view, n, &slots).await?;

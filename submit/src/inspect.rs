@@ -143,7 +143,7 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
         ]);
         documents.push(json!({
             "part": id.to_string(), "committed": true, "attempts": attempts.len(), "manifest": manifest,
-            "metrics": row.metrics, "stats": row.stats, "wall_s": row.wall_s,
+            "metrics": row.figures, "stats": row.stats, "wall_s": row.wall_s,
         }));
     }
     let progress = view.progress().await?;
@@ -211,7 +211,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         let row = read_row(view, id, &manifest).await?;
         if global.json {
             documents.push(json!({
-                "part": id.to_string(), "manifest": manifest, "metrics": row.metrics, "stats": row.stats,
+                "part": id.to_string(), "manifest": manifest, "metrics": row.figures, "stats": row.stats,
                 "wall_s": row.wall_s, "records": pieces.beside(content.to_json()),
             }));
             continue;

@@ -14,6 +14,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
+use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
 use agentgym_storage::{Manifest, SeenCommits};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
@@ -27,8 +28,10 @@ const READS_AT_ONCE: usize = 16;
 pub struct Row {
     /// Name of the evaluation set, for evaluations.
     pub set: Option<String>,
-    /// Deterministic metrics from the stage's `metrics.json`.
-    pub metrics: Map<String, Value>,
+    /// What the stage's `metrics.json` says; `None` if it wrote none.
+    pub metrics: Option<Metrics>,
+    /// The same as it is stored, for files and screens that show every figure there is.
+    pub figures: Map<String, Value>,
     /// Rates and times of the attempt that committed.
     pub stats: Map<String, Value>,
     /// Start of that attempt, seconds since 1970.
@@ -38,9 +41,30 @@ pub struct Row {
 }
 
 impl Row {
-    /// A metric of the stage by name.
-    pub fn metric(&self, name: &str) -> Option<f64> {
-        self.metrics.get(name).and_then(Value::as_f64)
+    /// Statistics of the iteration's episodes, in the rows that have them.
+    pub fn played(&self) -> Option<&EpisodeSummary> {
+        match self.metrics.as_ref()? {
+            Metrics::Advantage(of) => Some(&of.episodes),
+            Metrics::Filter(of) => Some(&of.episodes),
+            _ => None,
+        }
+    }
+
+    /// What a held-out set came to.
+    pub fn evaluated(&self) -> Option<&EvaluationMetrics> {
+        match self.metrics.as_ref()? {
+            Metrics::Evaluation(of) => Some(of),
+            _ => None,
+        }
+    }
+
+    /// Loss and gradient norm of the policy's steps.
+    fn trained(&self) -> Option<(f64, f64)> {
+        match self.metrics.as_ref()? {
+            Metrics::Update(of) => Some((of.pg_loss, of.grad_norm)),
+            Metrics::Sft(of) => Some((of.loss, of.grad_norm)),
+            _ => None,
+        }
     }
 
     /// When the attempt ended, seconds since 1970 on its worker's clock.
@@ -131,12 +155,16 @@ pub struct Validated {
 impl Row {
     /// The losses on held-out data that an sft part measured.
     pub fn validations(&self) -> impl Iterator<Item = Validated> {
-        let points = self.metrics.get("validation").and_then(Value::as_array);
-        points.into_iter().flatten().filter_map(|point| {
+        let measured = match &self.metrics {
+            Some(Metrics::Sft(of)) => of.validation.as_ref(),
+            _ => None,
+        };
+        let points = measured.into_iter().flat_map(|of| &of.validation);
+        points.filter_map(|point| {
             Some(Validated {
-                step: u32::try_from(point.get("step")?.as_u64()?).ok()?,
-                epoch: point.get("epoch").and_then(Value::as_f64),
-                loss: point.get("validation_loss")?.as_f64()?,
+                step: point.step,
+                epoch: point.epoch,
+                loss: finite(point.validation_loss)?,
             })
         })
     }
@@ -169,10 +197,14 @@ impl Evaluated {
 /// Reads the metrics of a commit.
 pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result<Row> {
     let mut row = Row::default();
-    if has_output(manifest, artifact_names::METRICS)
-        && let Value::Object(metrics) = view.json(manifest, artifact_names::METRICS).await?
-    {
-        row.metrics = metrics;
+    if has_output(manifest, artifact_names::METRICS) {
+        let bytes = view.bytes(manifest, artifact_names::METRICS).await?;
+        row.metrics = match Metrics::parse(id, &bytes) {
+            // Older programs wrote some in stages that write none today.
+            Err(agentgym_record::Error::NoSuch { .. }) => None,
+            metrics => Some(metrics?),
+        };
+        row.figures = serde_json::from_slice(&bytes).unwrap_or_default();
     }
     if id.stage.facts().evaluates {
         let sets = &view.plan.config.evaluation.sets;
@@ -194,6 +226,11 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
         }
     }
     Ok(row)
+}
+
+/// A number that stands as null in the document is none.
+pub(crate) fn finite(number: f64) -> Option<f64> {
+    Some(number).filter(|number| number.is_finite())
 }
 
 fn has_output(manifest: &Manifest, name: &str) -> bool {
@@ -299,15 +336,23 @@ impl RunMetrics {
                 .map(|r| r.stats.get(name).and_then(Value::as_f64))
                 .sum()
         };
-        let update = self.of(iteration, Stage::Update).next();
-        let trained = self.of(iteration, last).last();
-        let groups: Option<Vec<f64>> = ["groups_mixed", "groups_all_zero", "groups_all_one"]
-            .iter()
-            .map(|name| episodes.metric(name))
-            .collect();
-        let groups = groups.map(|groups| (groups[0], groups.iter().sum::<f64>()));
+        let kl = |row: &Row| match row.metrics.as_ref()? {
+            Metrics::Update(of) => finite(of.ppo_kl),
+            _ => None,
+        };
+        let trained = self.of(iteration, last).last().and_then(Row::trained);
+        let played = episodes.played();
+        let (advantage, kept) = match &episodes.metrics {
+            Some(Metrics::Advantage(of)) => (Some(of), None),
+            Some(Metrics::Filter(of)) => (None, Some(of.counts.kept as u64)),
+            _ => (None, None),
+        };
+        let groups = advantage.map(|of| {
+            let all = of.groups_mixed + of.groups_all_zero + of.groups_all_one;
+            (of.groups_mixed as f64, all as f64)
+        });
         let groups = groups.filter(|(_, all)| *all > 0.0);
-        let success = episodes.metric("success");
+        let success = played.map(|of| of.success);
         let rollout_s: Option<f64> = rollouts.iter().map(|r| r.wall_s).sum();
         let blocking = Stage::ALL.into_iter().filter(|s| s.facts().blocks);
         let rows = || (blocking.clone()).flat_map(|s| self.of(iteration, s));
@@ -320,15 +365,15 @@ impl RunMetrics {
                 .zip(groups)
                 .map(|(success, (_, all))| 1.96 * (success * (1.0 - success) / all).sqrt()),
             signal: groups.map(|(mixed, all)| mixed / all),
-            entropy: episodes.metric("entropy"),
-            kl: update.and_then(|row| row.metric("ppo_kl")),
-            loss: trained.and_then(|row| row.metric("pg_loss").or(row.metric("loss"))),
-            ref_kl: episodes.metric("ref_kl"),
-            grad_norm: trained.and_then(|row| row.metric("grad_norm")),
-            reward: episodes.metric("reward"),
+            entropy: advantage.and_then(|of| finite(of.entropy)),
+            kl: self.of(iteration, Stage::Update).next().and_then(kl),
+            loss: trained.and_then(|(loss, _)| finite(loss)),
+            ref_kl: advantage.and_then(|of| of.ref_kl),
+            grad_norm: trained.and_then(|(_, norm)| finite(norm)),
+            reward: played.and_then(|of| finite(of.reward)),
             horizon: plan.rounds_max(iteration),
-            rounds: episodes.metric("rounds_mean"),
-            kept: episodes.metric("kept").map(|kept| kept as u64),
+            rounds: played.map(|of| of.rounds_mean),
+            kept,
             tokens_per_s: sum("sampled_tokens")
                 .zip(rollout_s)
                 .map(|(tokens, s)| tokens / s.max(1e-9)),
@@ -365,13 +410,11 @@ impl RunMetrics {
             let scores = seen
                 .entry((id.iteration, after))
                 .or_insert_with(|| vec![None; sets.len()]);
-            if let (Some(cell), Some(success)) =
-                (scores.get_mut(id.part as usize), row.metric("success"))
-            {
+            if let (Some(cell), Some(of)) = (scores.get_mut(id.part as usize), row.evaluated()) {
                 *cell = Some(SetScore {
-                    success,
-                    greedy: row.metric("success_greedy"),
-                    tasks: row.metric("tasks").unwrap_or(1.0),
+                    success: of.success,
+                    greedy: of.success_greedy,
+                    tasks: of.tasks as f64,
                 });
             }
         }

@@ -127,9 +127,7 @@ async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episo
         what: artifact_names::LINEAGE.into(),
         message,
     };
-    let lineage: Vec<Lineage> =
-        serde_json::from_value(view.json(manifest, artifact_names::LINEAGE).await?)
-            .map_err(|e| bad(e.to_string()))?;
+    let lineage: Vec<Lineage> = view.document(manifest).await?;
     let episodes = episodes(view, manifest).await?;
     if lineage.len() != episodes.len() {
         let (rows, episodes) = (lineage.len(), episodes.len());

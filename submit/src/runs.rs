@@ -7,6 +7,7 @@ use agentgym_jobs::codec::{Payload, decode};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
+use agentgym_record::documents::Document;
 use agentgym_storage::{Inputs, Manifest, PartKey, RunId, Store};
 use agentgym_text::has_secrets;
 use serde_json::Value;
@@ -190,6 +191,13 @@ impl RunView {
     /// A decoded binary payload.
     pub async fn payload<T: Payload>(&self, manifest: &Manifest, name: &str) -> Result<T> {
         Ok(decode(&self.bytes(manifest, name).await?)?)
+    }
+
+    /// A document that a stage wrote.
+    pub async fn document<T: Document>(&self, manifest: &Manifest) -> Result<T> {
+        let (n, stage, part) = (manifest.iteration, &manifest.stage, manifest.part);
+        let bytes = self.bytes(manifest, T::FILE).await?;
+        Ok(T::parse(&format_args!("{n}/{stage}/{part}"), &bytes)?)
     }
 
     /// A JSON output.

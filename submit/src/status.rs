@@ -9,12 +9,13 @@ mod watched;
 pub use crate::claims::Liveness;
 pub use crate::estimate::TimeLeft;
 use crate::estimate::{self, estimate};
+use crate::metrics::finite;
 use crate::runs::RunView;
 use crate::{Error, Result, claims, text};
-use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_queue::{Queue, Trouble};
+use agentgym_record::metrics::Metrics;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, Warning};
@@ -197,13 +198,13 @@ async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
     let Some(manifest) = view.manifest(done).await? else {
         return Ok(None);
     };
-    let Ok(metrics) = view.json(&manifest, artifact_names::METRICS).await else {
+    let Some(Metrics::Sft(of)) = Metrics::of(&view.store, done, &manifest).await? else {
         return Ok(None);
     };
-    Ok(metrics["loss"].as_f64().map(|loss| Fitted {
-        step: metrics["steps"][1].as_u64().unwrap_or(0) as u32,
+    Ok(finite(of.loss).map(|loss| Fitted {
+        step: of.steps.1,
         loss,
-        validation_loss: metrics["validation_loss"].as_f64(),
+        validation_loss: of.validation.and_then(|of| of.validation_loss),
     }))
 }
 

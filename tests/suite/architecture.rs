@@ -44,7 +44,8 @@ const IMPORTS: [(&str, &[&str]); 14] = [
     (
         "agentgym-submit",
         &[
-            "envs", "jobs", "model", "queue", "serve", "storage", "text", "view", "worker",
+            "envs", "jobs", "model", "queue", "record", "serve", "storage", "text", "view",
+            "worker",
         ],
     ),
     (

@@ -25,8 +25,10 @@ use tokio::{
 };
 
 mod connect;
+mod scripts;
 
 use self::connect::{CONNECT_TIMEOUT, advice, connect, is_refusal};
+use self::scripts::{PRESENT, PURGE, RELEASE, RENEW, RETIRE};
 use super::run::run_apalis;
 use crate::{
     codec::{JobCodec, Payload},
@@ -48,32 +50,6 @@ const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Jobs deleted per script: Redis serves no other client meanwhile.
 const PURGE_BATCH: usize = 500;
-
-const RENEW: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
-    return redis.call('PEXPIRE', KEYS[1], ARGV[2]) else return 0 end";
-
-const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
-    return redis.call('DEL', KEYS[1]) else return 0 end";
-
-const PURGE: &str = "local ids = redis.call('SPOP', KEYS[1], ARGV[1])
-    for _, id in ipairs(ids) do
-        redis.call('HDEL', KEYS[2], id)
-        redis.call('DEL', KEYS[3] .. ':' .. id)
-    end
-    return #ids";
-
-/// Jobs that wait, run, or are done and not yet deleted have data. A push writes the data first and
-/// the lane's name afterwards, so no job is forgotten.
-const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
-        redis.call('SREM', KEYS[1], ARGV[1])
-        redis.call('EXPIRE', KEYS[3], ARGV[2])
-    end";
-
-/// By the server's clock: a worker's may be wrong.
-const PRESENT: &str = "local now = tonumber(redis.call('TIME')[1])
-    redis.call('ZADD', KEYS[1], now, ARGV[1])
-    redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
-    redis.call('EXPIRE', KEYS[1], ARGV[2])";
 
 /// One server.
 pub(crate) struct Redis {
@@ -267,10 +243,9 @@ impl Redis {
     }
 }
 
-/// In whole seconds, as apalis writes it.
-fn now_s() -> u64 {
+fn now() -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default().as_secs()
+    now.unwrap_or_default()
 }
 
 fn key_name(config: &Config, key: &str) -> String {
@@ -297,8 +272,7 @@ impl Driver for Redis {
         let mut connection = self.connection().await;
         let mut task = TaskBuilder::new(payload);
         if !delay.is_zero() {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let at = now.unwrap_or_default() + delay;
+            let at = now() + delay;
             task = task.run_at_timestamp((at.as_millis() as u64).div_ceil(1000));
         }
         let pushed = async {
@@ -343,7 +317,7 @@ impl Driver for Redis {
                 pipe.llen(config.active_jobs_list()).zcount(
                     config.scheduled_jobs_set(),
                     0,
-                    now_s(),
+                    now().as_secs(),
                 );
             }
             self.summed(lanes, pipe).await
@@ -451,7 +425,6 @@ impl Driver for Redis {
     }
 
     async fn last_noted(&self) -> Result<Vec<(String, Duration)>> {
-        let forgotten = PRESENCE_TTL.as_secs();
         let ((now, _), noted): ((u64, u64), Vec<(String, u64)>) = ::redis::pipe()
             .cmd("TIME")
             .zrange_withscores(self.named("present"), 0, -1)
@@ -459,8 +432,7 @@ impl Driver for Redis {
             .await
             .map_err(self.failed("read which workers are alive"))?;
         let ago = |(worker, at)| (worker, Duration::from_secs(now.saturating_sub(at)));
-        let noted = noted.into_iter().map(ago);
-        Ok(noted.filter(|(_, ago)| ago.as_secs() < forgotten).collect())
+        Ok(noted.into_iter().map(ago).collect())
     }
 
     async fn ended(&self, lane: &str, key: &str) -> Result<()> {

@@ -1,13 +1,13 @@
 //! What stages say of episodes that were played.
 
-use super::numbers::number;
+use crate::numbers::number;
 use agentgym_algorithms::evaluation::EvaluationScore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Statistics of a set of episodes. Means are over the usable episodes; a fault is counted and is not a
 /// failure (I8).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeSummary {
     /// Unusable ones included.
     pub episodes: usize,
@@ -34,7 +34,7 @@ pub struct EpisodeSummary {
 
 /// Of an iteration's episodes. Entries of an option are written only if the option is on, so that the
 /// metrics of other runs keep their bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdvantageMetrics {
     #[serde(flatten)]
     pub episodes: EpisodeSummary,
@@ -85,7 +85,7 @@ pub struct AdvantageMetrics {
 }
 
 /// Of the episodes that AgentEvol explored, and of what it keeps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FilterMetrics {
     #[serde(flatten)]
     pub episodes: EpisodeSummary,
@@ -111,7 +111,7 @@ pub struct Kept {
 }
 
 /// Of a round of a filter of groups.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelectMetrics {
     /// 1-based.
     pub round: u32,
@@ -145,7 +145,7 @@ pub struct RewardMetrics {
 }
 
 /// Of a held-out set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationMetrics {
     pub set: String,
     pub env: String,

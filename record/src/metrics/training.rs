@@ -1,6 +1,6 @@
 //! What stages say of steps that were trained.
 
-use super::numbers::{is_zero, number};
+use crate::numbers::{is_zero, number};
 use serde::{Deserialize, Serialize};
 
 /// Of the files that `init` copied: only what an option or a pipeline adds.
@@ -29,7 +29,7 @@ pub struct Pairs {
 }
 
 /// Tokens of the sequences of all steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainedTokens {
     pub trained_tokens: usize,
     /// Those among them that cost nothing: another sequence of their unit has them too, or no loss
@@ -39,7 +39,7 @@ pub struct TrainedTokens {
 }
 
 /// Of supervised steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SftMetrics {
     /// 0-based, end excluded.
     pub steps: (u32, u32),
@@ -60,7 +60,7 @@ pub struct SftMetrics {
 }
 
 /// A mean over steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SftPoint {
     /// The last of them, 1-based.
     pub step: u32,
@@ -72,7 +72,7 @@ pub struct SftPoint {
 }
 
 /// Loss on the held-out rows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     pub validation_conversations: usize,
     pub validation_tokens: usize,
@@ -83,7 +83,7 @@ pub struct Validation {
     pub validation: Vec<ValidationPoint>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValidationPoint {
     /// Number of steps before it.
     pub step: u32,
@@ -95,7 +95,7 @@ pub struct ValidationPoint {
 }
 
 /// Of steps on preferences.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DpoMetrics {
     /// 0-based, end excluded.
     pub steps: (u32, u32),
@@ -118,7 +118,7 @@ pub struct DpoMetrics {
 }
 
 /// A mean over steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DpoPoint {
     /// The last of them, 1-based.
     pub step: u32,
@@ -129,7 +129,7 @@ pub struct DpoPoint {
 }
 
 /// Of the policy's steps; means over those that were taken.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct UpdateMetrics {
     #[serde(deserialize_with = "number")]
     pub pg_loss: f64,
@@ -159,7 +159,7 @@ pub struct UpdateMetrics {
 }
 
 /// Of the critic's steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CriticMetrics {
     #[serde(deserialize_with = "number")]
     pub vf_loss: f64,

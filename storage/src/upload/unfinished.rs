@@ -2,8 +2,7 @@
 //! only what is missing. Stages are deterministic: the later attempt makes the same bytes. Their
 //! digests show whether it has.
 
-use super::PARTS_OF_CHUNK;
-use crate::backend::PART_BYTES;
+use crate::backend::{PART_BYTES, PARTS_OF_CHUNK};
 use crate::{CHUNK_BYTES, Digest, Error, Journal, Key, PartKey, Result, Store, folder};
 use bytes::Bytes;
 use object_store::MultipartId;

@@ -236,15 +236,8 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
         line["labels"] = json!(lane.labels);
         workers.push(line);
     }
-    let solved: f64 = state
-        .book
-        .rows()
-        .filter(|(id, _)| {
-            use agentgym_jobs::pipeline::Stage;
-            matches!(id.stage, Stage::Advantage | Stage::Filter)
-        })
-        .filter_map(|(_, row)| Some(row.metric("success")? * row.metric("episodes")?))
-        .sum();
+    let played = state.book.rows().filter_map(|(_, row)| row.played());
+    let solved: f64 = played.map(|of| of.success * of.episodes as f64).sum();
     let solved = solved.round();
     let stages: Vec<Value> = stages.iter().map(|(n, a)| a.to_json("stage", n)).collect();
     let mut sum = total.to_json("stage", "all");

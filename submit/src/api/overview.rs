@@ -106,10 +106,10 @@ pub(super) async fn series(known: &Known) -> Result<Value> {
                 let id = PartId { iteration: e.iteration, stage, part: at as u32 };
                 let score = score.as_ref()?;
                 let row = book.row(id)?;
-                let rate = &row.metrics.get("score").unwrap_or(&Value::Null)["pass"]["1"];
+                let rate = row.evaluated().and_then(|of| of.score.pass.get(&1));
                 Some(json!({
                     "set": row.set, "success": score.success, "greedy": score.greedy,
-                    "tasks": score.tasks, "low": rate["low"], "high": rate["high"],
+                    "tasks": score.tasks, "low": rate.map(|of| of.low), "high": rate.map(|of| of.high),
                     "apart": e.apart.get(at), "part": id.to_string(),
                 }))
             });
@@ -128,7 +128,7 @@ pub(super) async fn series(known: &Known) -> Result<Value> {
 
 /// The numbers of a part's metrics; of several parts the last one counts.
 fn numbers(point: &mut Map<String, Value>, prefix: &str, row: &Row) {
-    for (name, value) in &row.metrics {
+    for (name, value) in &row.figures {
         if value.is_number() {
             let name = match prefix {
                 "" => name.clone(),
@@ -146,6 +146,6 @@ pub(super) async fn part(known: &Known, id: PartId) -> Result<Value> {
     let row = crate::metrics::read_row(&view, id, &manifest).await?;
     Ok(json!({
         "run": view.plan.run.to_string(), "part": id.to_string(), "manifest": *manifest,
-        "metrics": row.metrics, "stats": row.stats, "wall_s": row.wall_s,
+        "metrics": row.figures, "stats": row.stats, "wall_s": row.wall_s,
     }))
 }

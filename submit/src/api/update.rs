@@ -6,10 +6,10 @@ use super::rescore::{batch, histogram, told};
 use super::rows::RowCache;
 use crate::records::{Slot, episodes};
 use crate::{Error, Result};
-use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Turn};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::Batch;
+use agentgym_record::documents::UpdateSteps;
 use agentgym_worker::stages::credit::{log_prob_slopes, token_weights};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -38,10 +38,11 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
     let (view, filled) = batch(known, n).await?;
     let made = policy_of(&view.plan, n);
     let steps = match known.committed(made).await {
-        Ok(manifest) => view.json(&manifest, artifact_names::UPDATE).await?,
+        Ok(manifest) => Some(view.document::<UpdateSteps>(&manifest).await?),
         // The update is still being computed.
-        Err(_) => Value::Null,
+        Err(_) => None,
     };
+    let steps = steps.as_ref();
     let recorded = as_batch(&filled);
     let weights = token_weights(&view.plan, &recorded).map_err(unweighed)?;
     let slopes = log_prob_slopes(&view.plan, &recorded).map_err(unweighed)?;
@@ -106,8 +107,8 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
     let newest = newest.map(|id| id.iteration).max();
     let differs = mismatches.iter().any(|d| *d != 0.0);
     Ok(json!({
-        "run": view.plan.run.to_string(), "iteration": n, "newest": newest, "settings": steps["settings"],
-        "minibatches": steps["minibatches"],
+        "run": view.plan.run.to_string(), "iteration": n, "newest": newest, "settings": steps.map(|of| &of.settings),
+        "minibatches": steps.map(|of| &of.minibatches),
         // Old over sampled probability: 1 for every token where the sampler's log-probs are used.
         "sampler": differs.then(|| histogram(&mismatches)), "tokens": tokens.collect::<Vec<_>>(),
     }))

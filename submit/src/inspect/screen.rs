@@ -132,8 +132,8 @@ pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
             &digest[..16.min(digest.len())]
         );
     }
-    if !row.metrics.is_empty() {
-        let figures: Vec<String> = row.metrics.iter().map(|(k, v)| figure(k, v)).collect();
+    if !row.figures.is_empty() {
+        let figures: Vec<String> = row.figures.iter().map(|(k, v)| figure(k, v)).collect();
         out += &format!("  {}\n", figures.join("  "));
     }
     out

@@ -3,26 +3,27 @@
 
 use crate::metrics::tensorboard;
 use crate::metrics::tensorboard::Scalars;
-use crate::metrics::{Row, RunMetrics};
+use crate::metrics::{Row, RunMetrics, finite};
 use crate::text::replace;
 use crate::{Error, Result};
 use agentgym_jobs::config::Trainer;
 use agentgym_jobs::pipeline::{PartId, Stage};
-use serde_json::{Map, Value, json};
+use agentgym_record::metrics::{EpisodeSummary, Metrics};
+use serde_json::{Map, Value, json, to_value};
 use std::path::{Path, PathBuf};
 
 impl RunMetrics {
     /// `metrics.jsonl`: one committed part per line, in the order of the run.
     pub fn to_jsonl(&self) -> String {
         self.rows()
-            .filter(|(_, row)| !row.metrics.is_empty() || !row.stats.is_empty())
+            .filter(|(_, row)| !row.figures.is_empty() || !row.stats.is_empty())
             .map(|(id, row)| {
                 let line = json!({
                     "iteration": id.iteration,
                     "stage": id.stage.name(),
                     "part": id.part,
                     "set": row.set,
-                    "metrics": row.metrics,
+                    "metrics": row.figures,
                     "started_unix_s": row.started_unix_s,
                     "wall_s": row.wall_s,
                     "stats": row.stats,
@@ -45,7 +46,7 @@ impl RunMetrics {
             .flat_map(|(at, (id, row))| {
                 let (head, stats) = heads(id, row);
                 let mut values = Vec::new();
-                flatten(&head, &row.metrics, &mut values);
+                flatten(&head, &row.figures, &mut values);
                 flatten(&stats, &row.stats, &mut values);
                 values.extend(row.wall_s.map(|wall_s| (format!("{stats}/wall_s"), wall_s)));
                 match (id.stage, &row.set) {
@@ -54,7 +55,7 @@ impl RunMetrics {
                         values.extend(self.totals(id.iteration));
                     }
                     (Stage::Evaluate, Some(set)) => {
-                        let reward = row.metric("reward");
+                        let reward = row.evaluated().and_then(|of| finite(of.reward));
                         values.extend(reward.map(|v| (format!("val/test_score/{set}"), v)));
                     }
                     _ => {}
@@ -66,7 +67,7 @@ impl RunMetrics {
                 };
                 // Curves of later iterations would overlap the steps of the first one.
                 let first = id.iteration == 0;
-                curve(row).filter(move |_| first).chain([whole])
+                curve(row).into_iter().filter(move |_| first).chain([whole])
             })
             .collect()
     }
@@ -75,17 +76,22 @@ impl RunMetrics {
     /// the mean of their metrics, the sum of their tokens, and the time from the first one's start
     /// to the last one's end.
     fn totals(&self, iteration: u32) -> Vec<(String, f64)> {
-        let mut out = Vec::new();
-        for (tag, stage, name) in VERL {
-            let found = self.of(iteration, stage).filter_map(|row| row.metric(name));
-            let found: Vec<f64> = found.collect();
-            if !found.is_empty() {
-                out.push((
-                    tag.to_owned(),
-                    found.iter().sum::<f64>() / found.len() as f64,
-                ));
+        let mut sums: Vec<(&str, f64, f64)> = Vec::new();
+        let rows = self.rows().filter(|(id, _)| id.iteration == iteration);
+        let figures = rows.filter_map(|(_, row)| row.metrics.as_ref());
+        for (tag, value) in figures.flat_map(named_as_verl) {
+            let Some(value) = finite(value) else {
+                continue;
+            };
+            match sums.iter_mut().find(|(known, ..)| *known == tag) {
+                Some((_, sum, count)) => (*sum, *count) = (*sum + value, *count + 1.0),
+                None => sums.push((tag, value, 1.0)),
             }
         }
+        let means = sums
+            .into_iter()
+            .map(|(tag, sum, count)| (tag.to_owned(), sum / count));
+        let mut out: Vec<(String, f64)> = means.collect();
         let tokens = |row: &Row| row.stats.get("sampled_tokens").and_then(Value::as_f64);
         let tokens: Option<f64> = self.of(iteration, Stage::Rollout).map(tokens).sum();
         out.extend(tokens.map(|sum| ("perf/total_num_tokens".to_owned(), sum)));
@@ -132,48 +138,48 @@ impl RunMetrics {
     }
 }
 
-/// verl's names, and which metric of which stage they are here.
-const VERL: [(&str, Stage, &str); 22] = [
-    ("critic/score/mean", Stage::Advantage, "reward"),
-    (
-        "response_length/mean",
-        Stage::Advantage,
-        "response_length_mean",
-    ),
-    ("prompt_length/mean", Stage::Advantage, "prompt_length_mean"),
-    ("actor/entropy", Stage::Advantage, "entropy"),
-    ("actor/reward_kl_penalty", Stage::Advantage, "kl_in_reward"),
-    ("actor/reward_kl_penalty_coeff", Stage::Advantage, "kl_coef"),
-    (
-        "critic/vf_explained_var",
-        Stage::Advantage,
-        "explained_variance",
-    ),
-    ("actor/pg_loss", Stage::Update, "pg_loss"),
-    ("actor/kl_loss", Stage::Update, "kl_loss"),
-    ("actor/pg_clipfrac", Stage::Update, "clip_fraction"),
-    ("actor/ppo_kl", Stage::Update, "ppo_kl"),
-    ("actor/grad_norm", Stage::Update, "grad_norm"),
-    ("actor/lr", Stage::Update, "lr"),
-    ("critic/vf_loss", Stage::CriticUpdate, "vf_loss"),
-    (
-        "critic/vf_clipfrac",
-        Stage::CriticUpdate,
-        "vf_clip_fraction",
-    ),
-    ("critic/values/mean", Stage::CriticUpdate, "value_mean"),
-    ("critic/grad_norm", Stage::CriticUpdate, "grad_norm"),
-    ("critic/lr", Stage::CriticUpdate, "lr"),
-    // AgentEvol: the exploration, and what verl's SFT trainer calls its loss.
-    ("critic/score/mean", Stage::Select, "reward"),
-    (
-        "response_length/mean",
-        Stage::Select,
-        "response_length_mean",
-    ),
-    ("prompt_length/mean", Stage::Select, "prompt_length_mean"),
-    ("train/loss", Stage::Sft, "loss"),
-];
+/// The figures of a part that verl has too, under its names.
+fn named_as_verl(metrics: &Metrics) -> Vec<(&'static str, f64)> {
+    let played = |of: &EpisodeSummary| {
+        vec![
+            ("critic/score/mean", of.reward),
+            ("response_length/mean", of.response_length_mean),
+            ("prompt_length/mean", of.prompt_length_mean),
+        ]
+    };
+    match metrics {
+        Metrics::Advantage(of) => {
+            let options = [
+                ("actor/reward_kl_penalty", of.kl_in_reward),
+                ("actor/reward_kl_penalty_coeff", of.kl_coef),
+                ("critic/vf_explained_var", of.explained_variance),
+            ];
+            let mut named = played(&of.episodes);
+            named.push(("actor/entropy", of.entropy));
+            named.extend(options.into_iter().filter_map(|(tag, of)| Some((tag, of?))));
+            named
+        }
+        Metrics::Update(of) => vec![
+            ("actor/pg_loss", of.pg_loss),
+            ("actor/kl_loss", of.kl_loss),
+            ("actor/pg_clipfrac", of.clip_fraction),
+            ("actor/ppo_kl", of.ppo_kl),
+            ("actor/grad_norm", of.grad_norm),
+            ("actor/lr", of.lr),
+        ],
+        Metrics::CriticUpdate(of) => vec![
+            ("critic/vf_loss", of.vf_loss),
+            ("critic/vf_clipfrac", of.vf_clip_fraction),
+            ("critic/values/mean", of.value_mean),
+            ("critic/grad_norm", of.grad_norm),
+            ("critic/lr", of.lr),
+        ],
+        // AgentEvol: the exploration, and what verl's SFT trainer calls its loss.
+        Metrics::Filter(of) => played(&of.episodes),
+        Metrics::Sft(of) => vec![("train/loss", of.loss)],
+        _ => Vec::new(),
+    }
+}
 
 fn of_stage(id: &PartId) -> (u32, Stage) {
     (id.iteration, id.stage)
@@ -221,25 +227,33 @@ pub(crate) fn tensorboard_folder(trainer: &Trainer) -> PathBuf {
 
 /// Points inside a long stage, such as the losses of an sft part; their step is the optimizer step,
 /// not the iteration.
-fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
-    let points =
-        ["curve", "validation"].map(|name| row.metrics.get(name).and_then(Value::as_array));
-    points
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(Value::as_object)
-        .filter_map(|point| {
-            let step = point.get("step").and_then(Value::as_u64)?;
-            let mut values = Vec::new();
-            flatten("sft_steps", point, &mut values);
-            values.retain(|(tag, _)| tag != "sft_steps/step");
-            Some(Scalars {
-                wall_time_s: row.ended_unix_s(),
-                step: u32::try_from(step).ok()?,
-                values,
-            })
-        })
+fn curve(row: &Row) -> Vec<Scalars> {
+    let point = |step: u32, figures: serde_json::Result<Value>| {
+        let mut values = Vec::new();
+        if let Ok(Value::Object(figures)) = &figures {
+            flatten("sft_steps", figures, &mut values);
+        }
+        values.retain(|(tag, _)| tag != "sft_steps/step");
+        Scalars {
+            wall_time_s: row.ended_unix_s(),
+            step,
+            values,
+        }
+    };
+    match &row.metrics {
+        Some(Metrics::Sft(of)) => {
+            let losses = of.curve.iter().map(|at| point(at.step, to_value(at)));
+            let held_out = of.validation.iter().flat_map(|of| &of.validation);
+            losses
+                .chain(held_out.map(|at| point(at.step, to_value(at))))
+                .collect()
+        }
+        Some(Metrics::Dpo(of)) => {
+            let losses = of.curve.iter().map(|at| point(at.step, to_value(at)));
+            losses.collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A fixed name, so that writing again replaces the file and never adds a second copy.
@@ -275,16 +289,45 @@ fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_record::metrics::{
+        AdvantageMetrics, EvaluationMetrics, FilterMetrics, SftMetrics, SftPoint, UpdateMetrics,
+    };
 
-    fn row(json: Value) -> Row {
-        let Value::Object(metrics) = json else {
-            panic!("an object");
-        };
+    fn row(metrics: Option<Metrics>) -> Row {
         Row {
             metrics,
             started_unix_s: 100,
             wall_s: Some(2.0),
             ..Row::default()
+        }
+    }
+
+    fn advantage(reward: f64, entropy: f64) -> Row {
+        let of = AdvantageMetrics {
+            episodes: played(reward),
+            entropy,
+            ..AdvantageMetrics::default()
+        };
+        row(Some(Metrics::Advantage(Box::new(of))))
+    }
+
+    fn sft(loss: f64, curve: &[(u32, f64)]) -> Row {
+        let point = |(step, loss): &(u32, f64)| SftPoint {
+            step: *step,
+            loss: *loss,
+            ..SftPoint::default()
+        };
+        row(Some(Metrics::Sft(SftMetrics {
+            loss,
+            curve: curve.iter().map(point).collect(),
+            ..SftMetrics::default()
+        })))
+    }
+
+    fn played(reward: f64) -> EpisodeSummary {
+        EpisodeSummary {
+            reward,
+            ..EpisodeSummary::default()
         }
     }
 
@@ -300,7 +343,9 @@ mod tests {
     fn scalars_are_flat_and_finite() {
         let mut book = RunMetrics::default();
         let figures = json!({"success": 0.5, "outcomes": {"solved": 3}, "ok": true, "name": "x"});
-        book.insert(id(4, Stage::Advantage, 0), row(figures));
+        let mut shown = row(None);
+        shown.figures = figures.as_object().unwrap().clone();
+        book.insert(id(4, Stage::Advantage, 0), shown);
         let scalars = book.to_scalars();
         assert_eq!(scalars[0].step, 4);
         let tags: Vec<_> = scalars[0].values.iter().map(|(t, _)| t.as_str()).collect();
@@ -319,19 +364,24 @@ mod tests {
     fn an_iteration_has_verl_s_names_and_parts_stand_apart() {
         let mut book = RunMetrics::default();
         for part in 0..2 {
-            let mut played = row(json!({}));
+            let mut played = row(None);
             played.stats.insert("sampled_tokens".into(), json!(30));
             played.started_unix_s = 100 + u64::from(part);
             book.insert(id(2, Stage::Rollout, part), played);
         }
-        book.insert(
-            id(2, Stage::Advantage, 0),
-            row(json!({"reward": 0.25, "entropy": 1.5})),
-        );
-        let mut update = row(json!({"pg_loss": 0.5, "grad_norm": 2.0}));
+        book.insert(id(2, Stage::Advantage, 0), advantage(0.25, 1.5));
+        let mut update = row(Some(Metrics::Update(UpdateMetrics {
+            pg_loss: 0.5,
+            grad_norm: 2.0,
+            ..UpdateMetrics::default()
+        })));
         update.started_unix_s = 110;
         book.insert(id(2, Stage::Update, 0), update);
-        let mut evaluated = row(json!({"reward": 0.75}));
+        let of = EvaluationMetrics {
+            reward: 0.75,
+            ..EvaluationMetrics::default()
+        };
+        let mut evaluated = row(Some(Metrics::Evaluation(Box::new(of))));
         evaluated.set = Some("easy".into());
         book.insert(id(2, Stage::Evaluate, 0), evaluated);
         let all: Vec<(String, f64)> = book
@@ -365,9 +415,13 @@ mod tests {
     #[test]
     fn an_iteration_of_agentevol_has_them_too() {
         let mut book = RunMetrics::default();
-        book.insert(id(1, Stage::Select, 0), row(json!({"reward": 0.5})));
+        let filter = FilterMetrics {
+            episodes: played(0.5),
+            ..FilterMetrics::default()
+        };
+        book.insert(id(1, Stage::Filter, 0), row(Some(Metrics::Filter(filter))));
         for (part, loss) in [(0, 2.0), (1, 1.0)] {
-            book.insert(id(1, Stage::Sft, part), row(json!({"loss": loss})));
+            book.insert(id(1, Stage::Sft, part), sft(loss, &[]));
         }
         let scalars = book.to_scalars();
         let values = || scalars.iter().flat_map(|s| &s.values);
@@ -383,13 +437,19 @@ mod tests {
     #[test]
     fn a_warm_start_has_a_point_per_entry_of_its_curve() {
         let mut book = RunMetrics::default();
-        let figures =
-            json!({"loss": 1.0, "curve": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]});
-        book.insert(id(0, Stage::Sft, 0), row(figures));
+        book.insert(id(0, Stage::Sft, 0), sft(1.0, &[(10, 2.0), (20, f64::NAN)]));
         let scalars = book.to_scalars();
         let steps: Vec<_> = scalars.iter().map(|s| s.step).collect();
         assert_eq!(steps, [10, 20, 0]);
-        assert_eq!(scalars[1].values, [("sft_steps/loss".to_owned(), 1.0)]);
+        let tags = |at: usize| -> Vec<&str> {
+            let values = scalars[at].values.iter();
+            values.map(|(tag, _)| tag.as_str()).collect()
+        };
+        assert_eq!(
+            tags(0),
+            ["sft_steps/loss", "sft_steps/grad_norm", "sft_steps/lr"]
+        );
+        assert_eq!(tags(1), ["sft_steps/grad_norm", "sft_steps/lr"]);
     }
 
     fn trainer(overrides: &[&str]) -> Trainer {
@@ -415,13 +475,13 @@ sft: {steps: 1, sources: [{file: f.json}]}";
         let dir = tempfile::tempdir().unwrap();
         let trainer = trainer(&["trainer.logger=[jsonl, tensorboard]"]);
         let mut book = RunMetrics::default();
-        book.insert(id(1, Stage::Advantage, 0), row(json!({"success": 0.5})));
+        book.insert(id(1, Stage::Advantage, 0), advantage(0.5, 1.0));
         let files = book.write(dir.path(), &trainer).unwrap();
         let before: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
         book.write(dir.path(), &trainer).unwrap();
         let again: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
         assert_eq!(before, again);
-        book.insert(id(2, Stage::Advantage, 0), row(json!({"success": 0.6})));
+        book.insert(id(2, Stage::Advantage, 0), advantage(0.6, 1.0));
         book.write(dir.path(), &trainer).unwrap();
         let events = std::fs::read(&files[1]).unwrap();
         assert!(events.starts_with(&before[1]) && events.len() > before[1].len());

@@ -2,10 +2,11 @@
 //! at its end.
 
 use crate::metrics::plot::{Series, plot};
-use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated};
+use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated, finite};
 use crate::{evaluation, text};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
+use agentgym_record::metrics::Metrics;
 use serde_json::{Value, json};
 
 /// Columns and rows of the plot: with its axis and the range of the horizon it fits a terminal of
@@ -16,11 +17,13 @@ const PLOT_SIZE: (usize, usize) = (54, 11);
 pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
     let (steps, all) = (plan.sft_steps(0, part), plan.sft_steps_of(0));
     let mut words = vec![format!("sft  {} of {all} steps", steps.end)];
-    words.extend(row.metric("loss").map(|loss| format!("loss {loss:.3}")));
-    let held_out = row.metric("validation_loss");
-    words.extend(held_out.map(|loss| format!("validation {loss:.3}")));
-    let spoiled = row.metric("non_finite_steps");
-    words.extend(spoiled.map(|steps| format!("{steps} not finite")));
+    if let Some(Metrics::Sft(of)) = &row.metrics {
+        words.extend(finite(of.loss).map(|loss| format!("loss {loss:.3}")));
+        let held_out = of.validation.as_ref().and_then(|of| of.validation_loss);
+        words.extend(held_out.map(|loss| format!("validation {loss:.3}")));
+        let spoiled = Some(of.non_finite_steps).filter(|steps| *steps > 0);
+        words.extend(spoiled.map(|steps| format!("{steps} not finite")));
+    }
     let rate = row
         .stats
         .get("trained_tokens_per_s")
@@ -315,6 +318,7 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_record::metrics::SftMetrics;
     use serde_json::json;
     use std::path::Path;
 
@@ -364,7 +368,10 @@ evaluation:
     fn parts_of_an_sft_stage_are_told() {
         let value = |v: Value| v.as_object().unwrap().clone();
         let row = Row {
-            metrics: value(json!({"loss": 0.4321})),
+            metrics: Some(Metrics::Sft(SftMetrics {
+                loss: 0.4321,
+                ..SftMetrics::default()
+            })),
             stats: value(json!({"trained_tokens_per_s": 4812.3})),
             wall_s: Some(40.0),
             ..Row::default()

@@ -14,7 +14,7 @@ mod summary;
 mod words;
 
 use super::artifacts::{read, write};
-use super::{select, spoiled};
+use super::spoiled;
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
@@ -22,10 +22,11 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::curriculum::Curriculum;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{LogProbs, Values};
+use agentgym_record::documents::{self, KlState, Selection};
 use agentgym_storage::Outputs;
+use credit::Credit;
 #[cfg(test)]
 pub(super) use credit::scramble_key;
-use credit::{Credit, KlState};
 pub(super) use credit::{Given, behaviour, compared, is_masked};
 pub use differences::Difference;
 pub use explained::{
@@ -66,7 +67,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     spoiled::refuse_iteration(context, all.iter().map(|s| &s.episode))?;
     let iteration = context.part.id.iteration;
     let selected = match plan.selects() {
-        true => Some(select::selection(&context.inputs, "select").await?.groups),
+        true => {
+            let selection: Selection = documents::read(&context.inputs, "select").await?;
+            Some(selection.groups)
+        }
         false => None,
     };
     let given = Given {
@@ -110,12 +114,7 @@ async fn sources_of(context: &StageContext, input: &str) -> Result<Curriculum> {
     if !context.part.inputs.iter().any(|known| known.name == input) {
         return Ok(Curriculum::start(sources));
     }
-    let bytes = context
-        .inputs
-        .bytes(input, artifact_names::CURRICULUM)
-        .await?;
-    let state: Curriculum = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::stage(format!("curriculum.json of an iteration before: {e}")))?;
+    let state: Curriculum = documents::read(&context.inputs, input).await?;
     match state.recent.len() == sources {
         true => Ok(state),
         false => Err(Error::stage(format!(
@@ -149,9 +148,7 @@ async fn kl_coef(context: &StageContext) -> Result<Option<f64>> {
     if !context.part.inputs.iter().any(|input| input.name == BEFORE) {
         return Ok(Some(controller.initial()));
     }
-    let bytes = context.inputs.bytes(BEFORE, artifact_names::KL).await?;
-    let state: KlState = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::stage(format!("kl.json of the iteration before: {e}")))?;
+    let state: KlState = documents::read(&context.inputs, BEFORE).await?;
     Ok(Some(state.next_kl_coef))
 }
 

@@ -4,7 +4,7 @@
 
 use super::artifacts::{self, read};
 use super::training::step::{say_if_skipped, with_sums};
-use super::training::units::{Size, UnitRule, Units};
+use super::training::units::{Size, Units};
 use super::training::{
     ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, loss_tokens, micro_batch_size,
     minibatch_slots, optimizer_of, options, upload_critic, wide,
@@ -13,66 +13,23 @@ use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
-use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens};
+use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueSums, ValueTokens};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
 use agentgym_model::{AdamW, ComputeOptions, Critic, ScoreRequest, Trainer};
+use agentgym_record::documents::{CriticSettings, CriticStep, CriticSteps, UnitRule};
 use agentgym_record::metrics::CriticMetrics;
 use agentgym_storage::{LocalFolder, Outputs};
-use serde::Serialize;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The settings of all optimizer steps of an update.
-#[derive(Debug, Clone, Serialize)]
-struct Settings {
-    iteration: u32,
-    lr: f64,
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-    decay_excludes_norms_and_biases: bool,
-    grad_clip: f64,
-    loss: ValueLoss,
-    ppo_epochs: u32,
-    #[serde(flatten)]
-    units: UnitRule,
-    /// Slots per micro-batch, if the loss averages over micro-batches.
-    micro_batch_size: Option<usize>,
-}
-
-/// The record of one optimizer step.
-#[derive(Debug, Clone, Serialize)]
-struct Step {
-    epoch: u32,
-    minibatch: usize,
-    /// Slots of the batch that hold an episode, in order.
-    slots: Vec<usize>,
-    denominator: Denominator,
-    /// True if there was no loss token, or if the gradient was not finite.
-    skipped: bool,
-    non_finite: bool,
-    /// Norm before clipping.
-    grad_norm: f64,
-    clip_scale: f64,
-    metrics: ValueMetrics,
-}
-
-/// `critic_update.json`.
-#[derive(Debug, Serialize)]
-struct Record {
-    settings: Settings,
-    /// In step order.
-    minibatches: Vec<Step>,
-}
-
 struct Trained {
     critic: Critic,
-    record: Record,
+    record: CriticSteps,
     size: Size,
     seconds: f64,
 }
@@ -122,7 +79,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         saved.map_err(|e| BRAKES.failed(|| id.to_string())(e.into()))?;
         Ok(Trained {
             critic: trainer.into_model()?,
-            record: Record {
+            record: CriticSteps {
                 settings,
                 minibatches: steps,
             },
@@ -147,11 +104,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
+fn settings(plan: &Plan, iteration: u32) -> Result<CriticSettings> {
     let critic = &plan.config.critic;
     let loss = plan.config.value_loss();
     let micro_batch_size = micro_batch_size(loss.aggregation, critic.ppo_micro_batch_size);
-    Ok(Settings {
+    Ok(CriticSettings {
         iteration,
         lr: critic.optim.learning_rate(plan.iterations)?.at(iteration),
         betas: critic.optim.betas,
@@ -168,7 +125,7 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
 
 fn trainer(
     critic: &Arc<Critic>,
-    settings: &Settings,
+    settings: &CriticSettings,
     optimizer: Option<&Path>,
 ) -> Result<Trainer<Critic>> {
     let adamw = AdamW {
@@ -213,7 +170,7 @@ impl<'a> Minibatch<'a> {
         batch: &'a [Option<BatchEpisode>],
         targets: &'a [Option<Vec<CriticSequence>>],
         slots: Range<usize>,
-        settings: &Settings,
+        settings: &CriticSettings,
     ) -> Result<Self> {
         let episode = |slot: usize| batch.get(slot).and_then(Option::as_ref);
         let counts = loss_tokens(batch, slots.clone());
@@ -252,7 +209,7 @@ impl<'a> Minibatch<'a> {
         Ok(Self {
             slots: filled,
             denominator: Denominator::of(counts.concat()),
-            units: settings.units.cut(&requests, 1)?,
+            units: Units::cut(settings.units, &requests, 1)?,
             members,
         })
     }
@@ -265,11 +222,11 @@ impl<'a> Minibatch<'a> {
     fn train(
         &self,
         trainer: &mut Trainer<Critic>,
-        settings: &Settings,
+        settings: &CriticSettings,
         (epoch, minibatch): (u32, usize),
         options: &ComputeOptions<'_>,
-    ) -> Result<Step> {
-        let mut step = Step {
+    ) -> Result<CriticStep> {
+        let mut step = CriticStep {
             epoch,
             minibatch,
             slots: self.slots.clone(),
@@ -325,10 +282,10 @@ impl<'a> Minibatch<'a> {
     }
 }
 
-fn summarise(record: &Record, size: Size) -> CriticMetrics {
+fn summarise(record: &CriticSteps, size: Size) -> CriticMetrics {
     let all = &record.minibatches;
-    let taken: Vec<&Step> = all.iter().filter(|step| !step.skipped).collect();
-    let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
+    let taken: Vec<&CriticStep> = all.iter().filter(|step| !step.skipped).collect();
+    let average = |value: fn(&CriticStep) -> f64| mean(taken.iter().map(|step| value(step)));
     CriticMetrics {
         vf_loss: average(|s| s.metrics.loss),
         vf_clip_fraction: average(|s| s.metrics.clip_fraction),
@@ -338,7 +295,7 @@ fn summarise(record: &Record, size: Size) -> CriticMetrics {
         optimizer_steps: taken.len(),
         skipped_steps: all.len() - taken.len(),
         non_finite_steps: Some(all.iter().filter(|s| s.non_finite).count()),
-        tokens: record.settings.units.trained(size),
+        tokens: size.trained_by(record.settings.units),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
-use super::training::units::{Size, UnitRule};
+use super::training::units::{Size, Units};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -21,6 +21,7 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams, score};
+use agentgym_record::documents::UnitRule;
 use agentgym_record::metrics::{DpoMetrics, DpoPoint};
 use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
@@ -271,7 +272,7 @@ fn train(
     let answers = batch.iter().flat_map(|e| &e.answers);
     let requests: Vec<_> = answers.map(Encoded::request).collect();
     // A pair's loss depends on both of its answers.
-    let units = rule.cut(&requests, 2)?;
+    let units = Units::cut(rule, &requests, 2)?;
     let model_units = units.for_model(|at| requests[at]);
     let loss = |unit: usize, streams: &UnitStreams| {
         let pairs = units.of(unit).iter().step_by(2).map(|at| batch[at / 2]);
@@ -351,7 +352,11 @@ fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> DpoMetrics {
         rejected_reward: rewards(|s| s.rejected_reward),
         grad_norm: average(|r| r.grad_norm),
         non_finite_steps: Some(results.iter().filter(|r| r.non_finite).count()),
-        tokens: rule.trained(results.iter().map(|step| step.size).sum()),
+        tokens: results
+            .iter()
+            .map(|step| step.size)
+            .sum::<Size>()
+            .trained_by(rule),
         curve,
     }
 }

@@ -16,6 +16,7 @@ use agentgym_jobs::config::{AgentEvol, Keep};
 use agentgym_jobs::episode::{Episode, Episodes, Task};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::trajectory::Lineage;
+use agentgym_record::documents;
 use agentgym_record::metrics::{FilterMetrics, Kept as Counts};
 use agentgym_storage::{Inputs, Outputs};
 use serde::Serialize;
@@ -84,9 +85,7 @@ fn lineage(iteration: u32, part: u32, index: u32, episode: &Episode) -> Lineage 
 /// The trajectories that the previous iteration trained on.
 async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
     let episodes = read::<Episodes>(inputs, BEFORE, artifact_names::EPISODES).await?;
-    let bytes = inputs.bytes(BEFORE, LINEAGE).await?;
-    let lineage: Vec<Lineage> = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::stage(format!("{LINEAGE} of the iteration before: {e}")))?;
+    let lineage: Vec<Lineage> = documents::read(inputs, BEFORE).await?;
     let episodes = episodes.into_vec();
     if lineage.len() != episodes.len() {
         return Err(Error::stage(format!(

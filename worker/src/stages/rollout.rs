@@ -2,7 +2,7 @@
 //! `episodes.bin`. If the estimator uses a greedy baseline, each task is also played once greedily;
 //! these episodes go into `baseline.bin` and are not trained on.
 
-use super::{advantage, play, select};
+use super::{advantage, play};
 use crate::episode::{Request, Rules};
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
@@ -11,6 +11,7 @@ use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
+use agentgym_record::documents::{self, Selection};
 use agentgym_storage::Outputs;
 use std::sync::Arc;
 
@@ -22,7 +23,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let plan = Arc::clone(&context.plan);
     let later = context.part.inputs.iter().any(|i| i.name == SELECT);
     let wanted = match later {
-        true => select::selection(&context.inputs, SELECT).await?.missing,
+        true => {
+            documents::read::<Selection>(&context.inputs, SELECT)
+                .await?
+                .missing
+        }
         false => plan.config.data.train_batch_size,
     };
     let entered = match plan.has_curriculum() {

@@ -12,24 +12,13 @@
 use super::artifacts::read;
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
-use crate::{Error, Report, Result, StageContext};
+use crate::{Report, Result, StageContext};
 use agentgym_algorithms::groups::{collect, count};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
+use agentgym_record::documents::{self, Selection};
 use agentgym_record::metrics::SelectMetrics;
-use agentgym_storage::{Inputs, Outputs};
-use serde::{Deserialize, Serialize};
-
-const FILE: &str = "selection.json";
-
-/// `selection.json`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Selection {
-    /// Groups in the order of their slots in the batch.
-    pub(super) groups: Vec<u32>,
-    /// Groups that the batch still lacks.
-    pub(super) missing: usize,
-}
+use agentgym_storage::Outputs;
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, round) = (&context.plan, context.part.id.part);
@@ -38,7 +27,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             groups: Vec::new(),
             missing: plan.config.data.train_batch_size,
         },
-        _ => selection(&context.inputs, "before").await?,
+        _ => documents::read(&context.inputs, "before").await?,
     };
     let per_round = plan.rollout_parts();
     let mut episodes = Vec::new();
@@ -50,15 +39,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let rewards = Rewards::of(plan)?;
     let score = |episode: &Episode| rewards.score(episode);
     let (after, metrics) = select(before, &episodes, round, score)?;
-    write_json(outputs, FILE, "selection", &after).await?;
+    write_json(outputs, artifact_names::SELECTION, "selection", &after).await?;
     metrics::write(outputs, &metrics).await?;
     Ok(Report::default())
-}
-
-/// The selection after the round in an input.
-pub(super) async fn selection(inputs: &Inputs, input: &str) -> Result<Selection> {
-    let bytes = inputs.bytes(input, FILE).await?;
-    serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{FILE} of {input}: {e}")))
 }
 
 fn select(

@@ -9,7 +9,7 @@ pub(super) mod mixture;
 
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
-use super::training::units::{Size, UnitRule};
+use super::training::units::{Size, Units};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -23,6 +23,7 @@ use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams};
+use agentgym_record::documents::UnitRule;
 use agentgym_record::metrics::{SftMetrics, SftPoint, Validation, ValidationPoint};
 use agentgym_storage::{LocalFolder, Outputs};
 use mixture::Mixture;
@@ -168,7 +169,7 @@ fn train(
     options: &ComputeOptions<'_>,
 ) -> Result<StepResult> {
     let requests: Vec<_> = batch.iter().map(Encoded::request).collect();
-    let units = rule.cut(&requests, 1)?;
+    let units = Units::cut(rule, &requests, 1)?;
     let denominator = Denominator::of(batch.iter().map(Encoded::loss_tokens));
     let model_units = units.for_model(|at| requests[at]);
     let loss = |unit: usize, streams: &UnitStreams| {
@@ -223,7 +224,11 @@ fn summarise(
         steps: (first, first + results.len() as u32),
         loss: average(results, |r| r.loss),
         grad_norm: average(results, |r| r.grad_norm),
-        tokens: rule.trained(results.iter().map(|step| step.size).sum()),
+        tokens: results
+            .iter()
+            .map(|step| step.size)
+            .sum::<Size>()
+            .trained_by(rule),
         loss_tokens: results.iter().map(|r| r.loss_tokens).sum(),
         curve,
         non_finite_steps: results.iter().filter(|r| r.non_finite).count(),

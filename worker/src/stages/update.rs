@@ -23,26 +23,18 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::records::Batch;
 use agentgym_model::{AdamW, Policy, Trainer};
+use agentgym_record::documents::{self, UpdateSettings, UpdateStep, UpdateSteps};
 use agentgym_record::metrics::UpdateMetrics;
 use agentgym_storage::{LocalFolder, Outputs};
 use minibatch::{Minibatch, Share};
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use steps::{Settings, Step, places, settings};
-
-/// `update.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Record {
-    settings: Settings,
-    /// In step order.
-    minibatches: Vec<Step>,
-}
+use steps::{places, settings};
 
 struct Trained {
     policy: Policy,
-    record: Record,
+    record: UpdateSteps,
     /// Over all steps up to the last one made here.
     size: Size,
     /// Over the steps made here.
@@ -53,7 +45,7 @@ struct Trained {
 /// Results of other parts that this part builds on.
 struct Shared {
     /// The earlier steps.
-    before: Vec<Step>,
+    before: Vec<UpdateStep>,
     /// The gradient of this step.
     shares: Vec<Share>,
 }
@@ -129,7 +121,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
             policy: trainer.into_model()?,
-            record: Record {
+            record: UpdateSteps {
                 settings,
                 minibatches: steps,
             },
@@ -148,20 +140,19 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 }
 
 /// The earlier optimizer steps of this iteration, which made the input policy of this part.
-async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
+async fn steps_before(context: &StageContext) -> Result<Vec<UpdateStep>> {
     if context.part.id.part == 0 {
         return Ok(Vec::new());
     }
-    let bytes = context.inputs.bytes(POLICY, artifact_names::UPDATE).await?;
-    let record: Record = serde_json::from_slice(&bytes).map_err(|e| {
-        let message = e.to_string();
-        let what = artifact_names::UPDATE.to_owned();
-        agentgym_jobs::Error::Payload { what, message }
-    })?;
+    let record: UpdateSteps = documents::read(&context.inputs, POLICY).await?;
     Ok(record.minibatches)
 }
 
-fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) -> Result<Trainer> {
+fn trainer(
+    policy: &Arc<Policy>,
+    settings: &UpdateSettings,
+    optimizer: Option<&Path>,
+) -> Result<Trainer> {
     let adamw = AdamW {
         betas: settings.betas,
         eps: settings.eps,
@@ -172,13 +163,13 @@ fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) 
     resume(policy, adamw, optimizer)
 }
 
-fn summarise(record: &Record, size: Size) -> UpdateMetrics {
-    let taken: Vec<&Step> = record
+fn summarise(record: &UpdateSteps, size: Size) -> UpdateMetrics {
+    let taken: Vec<&UpdateStep> = record
         .minibatches
         .iter()
         .filter(|step| !step.skipped)
         .collect();
-    let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
+    let average = |value: fn(&UpdateStep) -> f64| mean(taken.iter().map(|step| value(step)));
     UpdateMetrics {
         pg_loss: average(|s| s.metrics.policy_loss),
         clip_fraction: average(|s| s.metrics.clip_fraction),
@@ -201,7 +192,7 @@ fn summarise(record: &Record, size: Size) -> UpdateMetrics {
                     .map(|s| s.metrics.dual_clip_fraction.unwrap_or(0.0)),
             )
         }),
-        tokens: record.settings.units.trained(size),
+        tokens: size.trained_by(record.settings.units),
     }
 }
 

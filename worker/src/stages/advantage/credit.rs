@@ -18,7 +18,7 @@ use agentgym_jobs::episode::{Episode, Outcome, Sequence};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permuted};
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence, CriticTargets};
-use serde::{Deserialize, Serialize};
+use agentgym_record::documents::KlState;
 use std::collections::BTreeMap;
 
 /// The training data of an iteration's update.
@@ -45,19 +45,6 @@ pub(in crate::stages) struct Given {
     pub(in crate::stages) kl_coef: Option<f64>,
     /// The groups to train on, in the order of their slots; `None` for all.
     pub(in crate::stages) selected: Option<Vec<u32>>,
-}
-
-/// `kl.json`: the controller's state, carried from one iteration to the next.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct KlState {
-    /// Coefficient of this iteration's penalty.
-    pub(super) kl_coef: f64,
-    /// Mean over episodes of the estimate per token, nats.
-    pub(super) kl: f64,
-    /// Episodes in that mean.
-    pub(super) episodes: usize,
-    /// Coefficient of the next iteration.
-    pub(super) next_kl_coef: f64,
 }
 
 /// An episode's streams with its sequences concatenated.

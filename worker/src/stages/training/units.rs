@@ -3,31 +3,10 @@
 
 use crate::Result;
 use agentgym_algorithms::batches::scoped_units;
-use agentgym_jobs::config::Config;
 use agentgym_model::{ScoreRequest, TrainSequence, Unit, cut_tree, tree_nodes};
+use agentgym_record::documents::UnitRule;
 use agentgym_record::metrics::TrainedTokens;
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
-
-/// How units are cut; part of a step's recorded settings.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct UnitRule {
-    /// Most tokens of a unit of several sequences; where prefixes are shared, most nodes of its
-    /// tree.
-    pub(crate) unit_tokens: usize,
-    /// Whether what sequences have in common is computed once.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) share_prefixes: bool,
-}
-
-impl UnitRule {
-    pub(crate) fn of(config: &Config) -> Self {
-        UnitRule {
-            unit_tokens: config.jobs.unit_tokens,
-            share_prefixes: config.actor_rollout_ref.actor.share_prefixes,
-        }
-    }
-}
 
 /// The gradient units of a minibatch.
 #[derive(Debug)]
@@ -62,21 +41,27 @@ impl std::iter::Sum for Size {
     }
 }
 
-impl UnitRule {
-    /// The metrics of what steps by this rule computed.
-    pub(crate) fn trained(self, size: Size) -> TrainedTokens {
+impl Size {
+    /// The metrics of what steps by a rule computed.
+    pub(crate) fn trained_by(self, rule: UnitRule) -> TrainedTokens {
         TrainedTokens {
-            trained_tokens: size.tokens,
-            shared_tokens: self.share_prefixes.then(|| size.tokens - size.nodes),
+            trained_tokens: self.tokens,
+            shared_tokens: rule.share_prefixes.then(|| self.tokens - self.nodes),
         }
     }
+}
 
+impl Units {
     /// Cuts `sequences`, of which `scope` neighbours at a time must stay together.
-    pub(crate) fn cut(self, sequences: &[ScoreRequest<'_>], scope: usize) -> Result<Units> {
-        let members: Vec<Vec<usize>> = match self.share_prefixes {
+    pub(crate) fn cut(
+        rule: UnitRule,
+        sequences: &[ScoreRequest<'_>],
+        scope: usize,
+    ) -> Result<Self> {
+        let members: Vec<Vec<usize>> = match rule.share_prefixes {
             false => {
                 let lengths: Vec<usize> = sequences.iter().map(|s| s.token_ids.len()).collect();
-                let ranges = scoped_units(&lengths, scope, self.unit_tokens)?;
+                let ranges = scoped_units(&lengths, scope, rule.unit_tokens)?;
                 ranges.into_iter().map(Iterator::collect).collect()
             }
             true => {
@@ -84,7 +69,7 @@ impl UnitRule {
                 let scopes: Vec<Vec<&[u32]>> = scopes
                     .map(|scope| scope.iter().map(ScoreRequest::path).collect())
                     .collect();
-                let cuts = cut_tree(&scopes, self.unit_tokens)?;
+                let cuts = cut_tree(&scopes, rule.unit_tokens)?;
                 let all = |at: usize| at * scope..(at + 1) * scope;
                 let members = cuts.into_iter().map(|cut| cut.into_iter().flat_map(all));
                 members.map(Iterator::collect).collect()
@@ -93,21 +78,19 @@ impl UnitRule {
         let size = |unit: &Vec<usize>| {
             let sequences = || unit.iter().map(|&at| &sequences[at]);
             let tokens = sequences().map(|s| s.token_ids.len()).sum();
-            let nodes = match self.share_prefixes {
+            let nodes = match rule.share_prefixes {
                 false => tokens,
                 true => tree_nodes(&sequences().map(ScoreRequest::path).collect::<Vec<_>>()),
             };
             Size { tokens, nodes }
         };
         Ok(Units {
-            rule: self,
+            rule,
             sizes: members.iter().map(size).collect(),
             members,
         })
     }
-}
 
-impl Units {
     pub(crate) fn len(&self) -> usize {
         self.members.len()
     }

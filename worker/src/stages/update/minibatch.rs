@@ -5,7 +5,7 @@
 //! whose coefficients are all zero (no advantage, and no entropy or KL term) are left out before
 //! units are cut: they would only cost time. They still count in the denominator.
 
-use super::steps::{Place, Settings, Step};
+use super::steps::Place;
 use crate::Result;
 use crate::stages::training::step::{say_if_skipped, with_sums};
 use crate::stages::training::units::{Size, Units};
@@ -16,6 +16,7 @@ use agentgym_model::{
     ComputeOptions, PartialSum, Policy, ScoreRequest, StepReport, Trainer, Unit, UnitCoefficients,
     UnitStreams, partial_gradients,
 };
+use agentgym_record::documents::{UpdateSettings, UpdateStep};
 use std::ops::Range;
 
 /// The result of some of a minibatch's units.
@@ -41,7 +42,7 @@ impl<'a> Minibatch<'a> {
     pub(super) fn new(
         batch: &'a [Option<BatchEpisode>],
         slots: Range<usize>,
-        settings: &Settings,
+        settings: &UpdateSettings,
     ) -> Result<Self> {
         let first = slots.start;
         let filled: Vec<(usize, &BatchEpisode)> = slots
@@ -69,7 +70,7 @@ impl<'a> Minibatch<'a> {
             denominator: Denominator::of_masks(
                 sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
             ),
-            units: settings.units.cut(&requests, 1)?,
+            units: Units::cut(settings.units, &requests, 1)?,
             members,
         })
     }
@@ -83,10 +84,10 @@ impl<'a> Minibatch<'a> {
     pub(super) fn train(
         &self,
         trainer: &mut Trainer,
-        settings: &Settings,
+        settings: &UpdateSettings,
         place: &Place,
         options: &ComputeOptions<'_>,
-    ) -> Result<Step> {
+    ) -> Result<UpdateStep> {
         if self.members.is_empty() {
             return Ok(self.skipped(place));
         }
@@ -102,7 +103,7 @@ impl<'a> Minibatch<'a> {
     pub(super) fn share(
         &self,
         policy: &Policy,
-        settings: &Settings,
+        settings: &UpdateSettings,
         units: Range<usize>,
         options: &ComputeOptions<'_>,
     ) -> Result<Share> {
@@ -129,11 +130,11 @@ impl<'a> Minibatch<'a> {
     pub(super) fn step(
         &self,
         trainer: &mut Trainer,
-        settings: &Settings,
+        settings: &UpdateSettings,
         place: &Place,
         shares: Vec<Share>,
         options: &ComputeOptions<'_>,
-    ) -> Result<Step> {
+    ) -> Result<UpdateStep> {
         if self.members.is_empty() {
             return Ok(self.skipped(place));
         }
@@ -146,9 +147,9 @@ impl<'a> Minibatch<'a> {
     }
 
     /// The record of a step without a gradient.
-    fn skipped(&self, place: &Place) -> Step {
+    fn skipped(&self, place: &Place) -> UpdateStep {
         let slots = |members: &[usize]| members.iter().map(|&at| self.members[at].0).collect();
-        Step {
+        UpdateStep {
             epoch: place.epoch,
             minibatch: place.minibatch,
             slots: self.slots.clone(),
@@ -163,12 +164,12 @@ impl<'a> Minibatch<'a> {
     }
 
     /// The record of a step, given the sums of its units.
-    fn stepped(&self, place: &Place, units: &[ActorSums], report: StepReport) -> Step {
+    fn stepped(&self, place: &Place, units: &[ActorSums], report: StepReport) -> UpdateStep {
         say_if_skipped(&report, "the policy");
         // In unit order, not in the order in which threads or workers finished.
         let mut total = ActorSums::default();
         units.iter().for_each(|unit| total.merge(unit));
-        Step {
+        UpdateStep {
             skipped: report.skipped_non_finite,
             non_finite: report.skipped_non_finite,
             grad_norm: if report.grad_norm.is_finite() {

@@ -1,59 +1,10 @@
-//! The optimizer steps of an update, their shared settings, and the record of each.
+//! The optimizer steps of an update, and their shared settings.
 
 use crate::Result;
-use crate::stages::training::units::UnitRule;
 use crate::stages::training::{ADAM_EPS, micro_batch_size, minibatch_slots};
-use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Denominator};
 use agentgym_jobs::plan::Plan;
-use serde::{Deserialize, Serialize};
+use agentgym_record::documents::{UnitRule, UpdateSettings};
 use std::ops::Range;
-
-/// The settings of all optimizer steps of an update.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
-    pub(super) iteration: u32,
-    pub(super) lr: f64,
-    pub(super) temperature: f64,
-    pub(super) betas: (f64, f64),
-    pub(super) eps: f64,
-    pub(super) weight_decay: f64,
-    pub(super) grad_clip: f64,
-    pub(super) loss: ActorLoss,
-    pub(super) ppo_epochs: u32,
-    #[serde(flatten)]
-    pub(super) units: UnitRule,
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) decay_excludes_norms_and_biases: bool,
-    /// Slots per micro-batch, if the loss averages over micro-batches.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) micro_batch_size: Option<usize>,
-}
-
-pub(super) fn is_false(value: &bool) -> bool {
-    !value
-}
-
-/// The record of one optimizer step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Step {
-    pub(super) epoch: u32,
-    pub(super) minibatch: usize,
-    /// Slots of the batch that hold an episode, in order.
-    pub(super) slots: Vec<usize>,
-    /// Slots per gradient unit, of the sequences that have a gradient.
-    pub(super) units: Vec<Vec<usize>>,
-    pub(super) denominator: Denominator,
-    /// True if no sequence had a gradient, or if the gradient was not finite: weights and moments
-    /// are unchanged.
-    pub(super) skipped: bool,
-    /// True if the gradient was not finite.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) non_finite: bool,
-    /// Norm before clipping.
-    pub(super) grad_norm: f64,
-    pub(super) clip_scale: f64,
-    pub(super) metrics: ActorMetrics,
-}
 
 /// The position of an optimizer step in an update.
 pub(super) struct Place {
@@ -77,7 +28,7 @@ pub(super) fn places(plan: &Plan, epochs: u32) -> Result<Vec<Place>> {
     Ok((0..epochs).flat_map(epoch).collect())
 }
 
-pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
+pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<UpdateSettings> {
     let config = &plan.config;
     let (actor, optim) = (
         &config.actor_rollout_ref.actor,
@@ -85,7 +36,7 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
     );
     let loss = config.actor_loss()?;
     let micro_batch_size = micro_batch_size(loss.aggregation, actor.ppo_micro_batch_size);
-    Ok(Settings {
+    Ok(UpdateSettings {
         iteration,
         lr: optim.learning_rate(plan.iterations)?.at(iteration),
         temperature: config.actor_rollout_ref.rollout.temperature,

@@ -374,7 +374,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
     assert!(step.skipped && step.non_finite, "{step:?}");
     assert_eq!(step.grad_norm, 0.0);
     assert!(trainer.model().unwrap().weights() == policy.weights());
-    let record = Record {
+    let record = UpdateSteps {
         settings,
         minibatches: vec![step],
     };
