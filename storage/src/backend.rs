@@ -29,8 +29,6 @@ const CONNECT_TIMEOUT_S: u64 = 5;
 /// All parts of a large object but the last have this size, as some servers require. S3 allows
 /// 10 000 parts: 156 GiB.
 pub(crate) const PART_BYTES: usize = 16 << 20;
-/// Parts of a chunk, which has its own digest.
-pub(crate) const PARTS_OF_CHUNK: usize = crate::CHUNK_BYTES as usize / PART_BYTES;
 
 /// An opened backend.
 pub(crate) struct Backend {

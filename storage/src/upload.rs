@@ -4,7 +4,6 @@
 
 mod unfinished;
 
-use crate::backend::PARTS_OF_CHUNK;
 use crate::store::{SMALL_BYTES, location};
 use crate::{Digest, Error, Journal, Key, Result, Store};
 use object_store::multipart::{MultipartStore, PartId};
@@ -13,8 +12,8 @@ use object_store::{MultipartId, PutPayload};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::{JoinError, JoinSet};
-use unfinished::Note;
 pub(crate) use unfinished::Unfinished;
+use unfinished::{Note, PARTS_OF_CHUNK};
 
 /// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
 /// a writer.

@@ -41,8 +41,6 @@ const TROUBLE_MAX: Duration = Duration::from_secs(60);
 /// When a queue has failed for this long, the store is probed too: a SQLite queue is next to a
 /// folder store, and the store reports a full disk clearly.
 const TROUBLE_ASK_STORE: Duration = Duration::from_secs(5);
-/// How long a worker that ends waits for the queue to note it.
-const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 /// The options of a worker.
 pub struct WorkerOptions {
@@ -185,8 +183,7 @@ pub async fn run_worker(
     planner.abort();
     prefetch.abort();
     minder.abort();
-    // Otherwise its silence would be named.
-    let _ = tokio::time::timeout(FAREWELL_MAX, queue.note_presence(&name, false)).await;
+    worker.say_goodbye().await;
     worker.resources.environments.stop().await;
     let lost = held(&worker.lost).take();
     if let Some(error) = lost {

@@ -2,7 +2,7 @@
 //! only what is missing. Stages are deterministic: the later attempt makes the same bytes. Their
 //! digests show whether it has.
 
-use crate::backend::{PART_BYTES, PARTS_OF_CHUNK};
+use crate::backend::PART_BYTES;
 use crate::{CHUNK_BYTES, Digest, Error, Journal, Key, PartKey, Result, Store, folder};
 use bytes::Bytes;
 use object_store::MultipartId;
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Parts of a chunk, which has its own digest.
+pub(super) const PARTS_OF_CHUNK: usize = CHUNK_BYTES as usize / PART_BYTES;
 /// Larger notes are not ours.
 const NOTE_BYTES_MAX: usize = 64 << 10;
 

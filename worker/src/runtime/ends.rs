@@ -17,6 +17,8 @@ use tokio::time::Instant;
 
 /// How often a worker repeats its report of trouble.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// How long a worker that ends waits for the queue to note it.
+const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Reports a failure outside of an attempt, and steps back: from everything if the store or the
@@ -105,6 +107,12 @@ impl Worker {
                 tracing::debug!("the fleet does not know of the trouble: {e}");
             }
         }
+    }
+
+    /// Says that this worker ends: otherwise its silence would be named.
+    pub(super) async fn say_goodbye(&self) {
+        let goodbye = self.options.queue.note_presence(&self.options.name, false);
+        let _ = tokio::time::timeout(GOODBYE_MAX, goodbye).await;
     }
 
     pub(super) async fn after(
