@@ -9,10 +9,10 @@
 pub mod documents;
 pub mod metrics;
 mod numbers;
-mod turns;
+mod stats;
 
 use agentgym_jobs::pipeline::Stage;
-pub use turns::Turns;
+pub use stats::{Stats, Turns};
 
 /// A document that cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -73,7 +73,9 @@ pub enum Error {
         why: String,
     },
     /// The store has no space left.
-    #[error("the store {url} is full ({why}); free some space, then resume")]
+    #[error(
+        "the store {url} is full ({why}); free some space. Workers ask again, and a command is typed again"
+    )]
     Full {
         /// The store.
         url: String,
@@ -110,7 +112,7 @@ pub enum Error {
     },
     /// The store does not answer, or returns an error that may be temporary.
     #[error(
-        "the store {url} failed to {doing} {key}: {why}; {}, then resume",
+        "the store {url} failed to {doing} {key}: {why}; {}. Workers ask again, and a command is typed again",
         after_failure(why)
     )]
     Unavailable {

@@ -576,11 +576,19 @@ mod tests {
         for (version, golden) in [
             (1, &include_bytes!("../testdata/manifest-v1.json")[..]),
             (2, include_bytes!("../testdata/manifest-v2.json")),
+            (3, include_bytes!("../testdata/manifest-v3.json")),
         ] {
-            let manifest = Manifest {
+            let mut manifest = Manifest {
                 version,
                 ..manifest()
             };
+            if version == Manifest::OF_SEVERAL_ATTEMPTS {
+                (manifest.attempt, manifest.nonce) = (2, "0000beef".to_owned());
+                let maker = manifest.attempt_id();
+                let outputs = manifest.outputs.clone();
+                let made = Manifest::new(manifest.slot(), maker, outputs);
+                assert_eq!(made.version, version);
+            }
             assert_eq!(Manifest::from_bytes(golden).unwrap(), manifest);
             assert_eq!(
                 manifest.to_bytes().unwrap(),
@@ -656,11 +664,17 @@ mod tests {
 
     #[test]
     fn bad_manifests_are_refused_with_a_reason() {
-        assert!(refused(|v| v["version"] = json!(3)).contains("newer program"));
+        assert!(refused(|v| v["version"] = json!(4)).contains("newer program"));
         let elsewhere = "runs/r/files/00000001/update/000001/a0001-0000abcd/policy/config.json";
         assert!(refused(|v| v["outputs"][0]["key"] = json!(elsewhere)).contains("lies at"));
         let other = "runs/r/files/00000001/update/000000/a0002-0000abcd/policy/config.json";
         assert!(refused(|v| v["outputs"][0]["key"] = json!(other)).contains("lies at"));
+        // Another attempt will do where the version says so; another part never does.
+        let why = refused(|v| {
+            v["version"] = json!(3);
+            v["outputs"][0]["key"] = json!(elsewhere);
+        });
+        assert!(why.contains("lies at"), "{why}");
         assert!(
             refused(|v| {
                 let twice = v["outputs"][0].clone();

@@ -94,19 +94,19 @@ pub(crate) fn model(plan: &Plan) -> String {
 
 /// What an API read, wrote and costs for a set; `≥` where some answers did not say what they took.
 fn spent(row: &Row) -> [String; 3] {
-    let number = |name: &str| row.stats.get(name).and_then(Value::as_u64);
-    let more = match number("chat_answers_uncounted") {
+    let of = &row.measured;
+    let more = match of.chat_answers_uncounted {
         Some(0) => "",
         _ => "≥ ",
     };
-    let tokens = |name: &str| {
-        number(name).map_or_else(|| "–".to_owned(), |n| format!("{more}{}", text::count(n)))
+    let tokens = |count: Option<u64>| {
+        count.map_or_else(|| "–".to_owned(), |n| format!("{more}{}", text::count(n)))
     };
-    let cost = row.stats.get("chat_cost").and_then(Value::as_f64);
     [
-        tokens("chat_tokens_in"),
-        tokens("chat_tokens_out"),
-        cost.map_or_else(|| "–".to_owned(), |cost| format!("{cost:.4}")),
+        tokens(of.chat_tokens_in),
+        tokens(of.chat_tokens_out),
+        of.chat_cost
+            .map_or_else(|| "–".to_owned(), |cost| format!("{cost:.4}")),
     ]
 }
 
@@ -151,11 +151,11 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
                 "outcomes": of.map(|of| &of.sampled.outcomes),
             });
             if plan.evaluates_by_chat() {
-                let stat = |name: &str| row.stats.get(name).cloned().unwrap_or(Value::Null);
+                let of = &row.measured;
                 set["usage"] = json!({
-                    "answers": stat("chat_answers"), "answers_uncounted": stat("chat_answers_uncounted"),
-                    "tokens_in": stat("chat_tokens_in"), "tokens_out": stat("chat_tokens_out"),
-                    "cost": stat("chat_cost"),
+                    "answers": of.chat_answers, "answers_uncounted": of.chat_answers_uncounted,
+                    "tokens_in": of.chat_tokens_in, "tokens_out": of.chat_tokens_out,
+                    "cost": of.chat_cost,
                 });
             }
             (name.to_owned(), set)
@@ -226,6 +226,7 @@ fn with_policy(id: PartId, items: &[u8]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_record::Stats;
     use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
 
     fn book() -> (RunMetrics, Plan) {
@@ -286,7 +287,7 @@ evaluation:
         let mut book = RunMetrics::default();
         let row = Row {
             metrics: Some(Metrics::Evaluation(Box::new(of))),
-            stats,
+            measured: Stats::read(part(0), &stats).unwrap(),
             ..Row::default()
         };
         book.insert(part(0), row);

@@ -219,7 +219,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         text::emit(&screen::head(id, &manifest, &row));
         if manifest.attempt > 1 {
             let attempts = view.store.attempts(&view.slot(id)).await?;
-            text::emit(&screen::attempts(&attempts, &manifest, &row));
+            text::emit(&screen::attempts(id, &attempts, &manifest, &row));
         }
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
         text::emit(&screen::body(&content, brief, args.tokens, &pieces));

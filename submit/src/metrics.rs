@@ -14,6 +14,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
+use agentgym_record::Stats;
 use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
 use agentgym_storage::{Manifest, SeenCommits};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -33,6 +34,8 @@ pub struct Row {
     /// The same as it is stored, for files and screens that show every figure there is.
     pub figures: Map<String, Value>,
     /// Rates and times of the attempt that committed.
+    pub measured: Stats,
+    /// The same as they are recorded.
     pub stats: Map<String, Value>,
     /// Start of that attempt, seconds since 1970.
     pub started_unix_s: u64,
@@ -65,6 +68,12 @@ impl Row {
             Metrics::Sft(of) => Some((of.loss, of.grad_norm)),
             _ => None,
         }
+    }
+
+    fn set_stats(&mut self, id: PartId, stats: Map<String, Value>) -> Result<()> {
+        self.measured = Stats::read(id, &stats)?;
+        self.stats = stats;
+        Ok(())
     }
 
     /// When the attempt ended, seconds since 1970 on its worker's clock.
@@ -213,7 +222,7 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
     if let Some(work) = &manifest.work {
         row.started_unix_s = work.started_unix_s;
         row.wall_s = Some(work.wall_s);
-        row.stats = work.stats.clone();
+        row.set_stats(id, work.stats.clone())?;
         return Ok(row);
     }
     // Commits of older programs have an end record instead.
@@ -222,7 +231,7 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
         row.started_unix_s = attempt.start.started_unix_s;
         if let Some(end) = attempt.end {
             row.wall_s = Some(end.wall_s);
-            row.stats = end.stats;
+            row.set_stats(id, end.stats)?;
         }
     }
     Ok(row)
@@ -330,12 +339,8 @@ impl RunMetrics {
             return None;
         }
         let rollouts: Vec<&Row> = self.of(iteration, Stage::Rollout).collect();
-        let sum = |name: &str| -> Option<f64> {
-            rollouts
-                .iter()
-                .map(|r| r.stats.get(name).and_then(Value::as_f64))
-                .sum()
-        };
+        let sampled = rollouts.iter().map(|row| row.measured.sampled_tokens);
+        let sampled: Option<u64> = sampled.sum();
         let kl = |row: &Row| match row.metrics.as_ref()? {
             Metrics::Update(of) => finite(of.ppo_kl),
             _ => None,
@@ -374,9 +379,9 @@ impl RunMetrics {
             horizon: plan.rounds_max(iteration),
             rounds: played.map(|of| of.rounds_mean),
             kept,
-            tokens_per_s: sum("sampled_tokens")
+            tokens_per_s: sampled
                 .zip(rollout_s)
-                .map(|(tokens, s)| tokens / s.max(1e-9)),
+                .map(|(tokens, s)| tokens as f64 / s.max(1e-9)),
             wall_s: (end - start).max(0.0),
         })
     }
@@ -391,8 +396,8 @@ impl RunMetrics {
         match plan.samples_are_scores() {
             false => (0, 0),
             true => {
-                let checked = (all.clone())
-                    .filter(|(_, row)| row.stats.contains_key("log_prob_mismatch_max"));
+                let checked =
+                    (all.clone()).filter(|(_, row)| row.measured.log_prob_mismatch_max.is_some());
                 (all.count(), checked.count())
             }
         }

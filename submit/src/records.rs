@@ -13,7 +13,9 @@ use agentgym_jobs::records::{
     Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
 };
 use agentgym_jobs::trajectory::Lineage;
+use agentgym_record::documents::{CriticSteps, UpdateSteps};
 use agentgym_storage::{InputRef, Manifest};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -65,8 +67,8 @@ pub enum Content {
     LogProbs(Vec<ScoredEpisode>),
     /// The batch, by slot.
     Batch(Vec<Slot>),
-    /// The update's minibatches, as the worker wrote them.
-    Update(Value),
+    /// The minibatches of an update, of the policy or of the critic.
+    Update(Vec<Value>),
     /// A stage without records.
     Nothing,
 }
@@ -116,9 +118,20 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
         Records::Steps(file) if manifest.origin.is_some() && !has(manifest, file) => {
             Content::Nothing
         }
-        Records::Steps(file) => Content::Update(plain_zeros(view.json(manifest, file).await?)),
+        Records::Steps(artifact_names::CRITIC_UPDATE) => {
+            let steps: CriticSteps = view.document(manifest).await?;
+            minibatches(&steps.minibatches)
+        }
+        Records::Steps(_) => {
+            let steps: UpdateSteps = view.document(manifest).await?;
+            minibatches(&steps.minibatches)
+        }
         Records::Nothing => Content::Nothing,
     })
+}
+
+fn minibatches(steps: &[impl Serialize]) -> Content {
+    Content::Update(steps.iter().map(|step| plain_zeros(json!(step))).collect())
 }
 
 /// The trajectories of a filter's commit with their lineage.
@@ -286,10 +299,7 @@ impl Content {
                 .iter()
                 .map(|slot| batch_json(slot, &mut number))
                 .collect(),
-            Self::Update(update) => match update.get("minibatches").and_then(Value::as_array) {
-                Some(minibatches) => minibatches.clone(),
-                None => vec![update.clone()],
-            },
+            Self::Update(minibatches) => minibatches.clone(),
             Self::Nothing => Vec::new(),
         }
     }

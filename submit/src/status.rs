@@ -561,12 +561,12 @@ mod tests {
             let names = (0..count).map(|n| format!("w{n}"));
             names.map(|name| (name, trouble.clone())).collect()
         };
-        let lines = troubled_lines(&of(2), 65);
+        let lines = troubled_lines(&of(2), 50);
         assert_eq!(
             lines[1],
-            "worker w1 takes no part, since 60 s ago: the disk is full"
+            "worker w1 takes no part, since 45 s ago: the disk is full"
         );
-        let lines = troubled_lines(&of(11), 65);
+        let lines = troubled_lines(&of(11), 50);
         assert_eq!(
             (lines.len(), lines[8].as_str()),
             (9, "and 3 more workers; `status --json` names them")

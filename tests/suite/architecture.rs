@@ -330,6 +330,50 @@ fn http_clients_begin_in_one_place() {
 }
 
 /// `scripts/faults.sh` breaks the program with these; one that no longer fits tests nothing.
+/// What stages write is read as the types of the crate `record`: a field that is renamed is then missed
+/// by the compiler, not by a reader that finds nothing under its name.
+#[test]
+fn no_document_of_ours_is_read_by_the_name_of_a_field() {
+    // Wires of others, and answers, which are documents of their own.
+    const OTHERS: [&str; 2] = ["/worker/src/inference/", "/submit/src/questions.rs"];
+    let root = workspace();
+    let code = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.split("#[cfg(test)]").next().unwrap().to_owned()
+    };
+    let field = |line: &str| {
+        let (name, _) = line.trim().strip_prefix("pub ")?.split_once(": ")?;
+        Some(name.to_owned())
+    };
+    let record: String = sources(&root.join("record/src")).iter().map(code).collect();
+    let fields: BTreeSet<String> = record.lines().filter_map(field).collect();
+    assert!(fields.len() > 100, "{fields:?}");
+    let folders = ["jobs", "worker", "submit"].map(|name| root.join(name).join("src"));
+    let mut wrong = Vec::new();
+    for path in folders.iter().flat_map(|folder| sources(folder)) {
+        let text = code(&path);
+        let path = path.display().to_string();
+        if OTHERS.iter().any(|other| path.contains(other)) || path.contains("test") {
+            continue;
+        }
+        // A tree of keys is a config's.
+        for line in text.lines().filter(|line| !line.contains("tree[")) {
+            let starts = ["[\"", ".get(\"", ".pointer(\"/", ".contains_key(\""];
+            let reads = starts.iter().flat_map(|start| line.split(start).skip(1));
+            let named = reads.filter_map(|rest| rest.split_once('"'));
+            for (name, rest) in named {
+                // A place in a document that is being written, and a list of one name.
+                let writes = rest.starts_with("] =") && !rest.starts_with("] ==");
+                let is_other = writes || line.contains("&[\"");
+                if fields.contains(name) && rest.starts_with([']', ')']) && !is_other {
+                    wrong.push(format!("{path}: {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn every_fault_can_still_be_made() {
     let root = workspace();

@@ -167,7 +167,7 @@ pub(crate) async fn run(
         worker: bench.worker.to_owned(),
         started_unix_s: start.started_unix_s,
         wall_s: began.elapsed().as_secs_f64(),
-        stats: report.stats,
+        stats: report.stats.to_map(),
     };
     let sources = (inputs, references);
     let mut measured = Report::default();
@@ -217,7 +217,7 @@ pub(crate) async fn run(
         outcome,
         message,
         wall_s,
-        stats: stats.unwrap_or(measured.stats),
+        stats: stats.unwrap_or_else(|| measured.stats.to_map()),
         excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
         for_good: matches!(&ended, Ended::Failed(e) if e.is_for_good()),
     };
@@ -297,8 +297,8 @@ async fn make(
     drop(watch);
     *measured = context.measured;
     if let Ok(report) = &mut report {
-        report.set("busy_s", beat.busy_s());
-        report.set("peak_memory_bytes", memory::peak_bytes());
+        report.stats.busy_s = Some(beat.busy_s());
+        report.stats.peak_memory_bytes = Some(memory::peak_bytes());
     }
     let report = report?;
     if part.id.stage == Stage::Expire {

@@ -8,6 +8,7 @@ use crate::meters::Meters;
 use crate::policies::{Critics, KeptForeign, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
+use agentgym_record::Stats;
 use agentgym_storage::{Inputs, Journal, Manifest};
 use bytes::Bytes;
 use std::path::PathBuf;
@@ -65,21 +66,7 @@ pub struct Resources {
 #[derive(Debug, Default)]
 pub struct Report {
     /// Goes into the work record of the commit.
-    pub stats: serde_json::Map<String, serde_json::Value>,
-}
-
-impl Report {
-    /// Adds a figure.
-    pub fn set(&mut self, name: &str, value: impl Into<serde_json::Value>) {
-        self.stats.insert(name.to_owned(), value.into());
-    }
-
-    /// Adds `<what>_tokens` and `<what>_tokens_per_s`.
-    pub fn tokens(&mut self, what: &str, tokens: u64, seconds: f64) {
-        self.set(&format!("{what}_tokens"), tokens);
-        let rate = tokens as f64 / seconds.max(1e-9);
-        self.set(&format!("{what}_tokens_per_s"), rate);
-    }
+    pub stats: Stats,
 }
 
 /// An event that a worker sends to its subscribers.

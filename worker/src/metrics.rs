@@ -106,7 +106,7 @@ pub(crate) fn report_turns(episodes: &[&Episode], report: &mut Report) {
         groups_compared: groups.len() as u64,
         groups_identical: groups.values().filter(identical).count() as u64,
     };
-    report.stats.extend(counted.stats());
+    report.stats.turns = Some(counted);
 }
 
 /// Share of solved episodes per environment.

@@ -129,17 +129,17 @@ impl TurnEngine {
     pub(crate) fn report(&self, report: &mut Report) {
         match self {
             Self::Own(decoder) => {
-                report.set("prompt_tokens_shared", decoder.shared_tokens());
-                report.set("policy_s", decoder.busy_s());
+                report.stats.prompt_tokens_shared = Some(decoder.shared_tokens());
+                report.stats.policy_s = Some(decoder.busy_s());
             }
-            Self::Candle(engine) => report.set("policy_s", engine.busy_s()),
+            Self::Candle(engine) => report.stats.policy_s = Some(engine.busy_s()),
             Self::Chat(server) => server.report(report),
             Self::Server(server) => {
-                report.set("policy_s", server.busy_s());
+                report.stats.policy_s = Some(server.busy_s());
                 if let Some(reading) = server.reading() {
-                    report.set("probe_distance", reading.distance);
-                    report.set("probe_separation", reading.separation);
-                    report.set("probe_tells_apart", reading.tells_apart());
+                    report.stats.probe_distance = Some(reading.distance);
+                    report.stats.probe_separation = reading.separation;
+                    report.stats.probe_tells_apart = reading.tells_apart();
                 }
             }
         }

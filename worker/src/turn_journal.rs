@@ -224,12 +224,12 @@ impl TurnJournal {
     /// Figures about tokens that were sampled twice; see docs/metrics.md.
     pub fn report(&self, sampled_tokens: u64, report: &mut Report) {
         let state = held(&self.shared);
-        report.set("sampled_tokens", sampled_tokens);
-        report.set("journalled_tokens", state.journalled_tokens);
-        report.set("taken_up_tokens", state.taken_up_tokens);
+        report.stats.sampled_tokens = Some(sampled_tokens);
+        report.stats.journalled_tokens = Some(state.journalled_tokens);
+        report.stats.taken_up_tokens = Some(state.taken_up_tokens);
         let twice = self.sampled_before.saturating_sub(state.taken_up_tokens);
-        report.set("sampled_twice_tokens", twice);
-        report.set("episodes_begun_anew", state.begun_anew);
+        report.stats.sampled_twice_tokens = Some(twice);
+        report.stats.episodes_begun_anew = Some(state.begun_anew);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::metrics::Row;
 use crate::runs::stored_tree;
 use crate::{Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_record::Stats;
 use serde_json::{Map, Value, json};
 
 /// A run in the list of all.
@@ -61,14 +62,14 @@ pub(super) async fn series(known: &Known) -> Result<Value> {
         let mut point = Map::new();
         let mut ended = 0.0_f64;
         let mut any = false;
-        for (_, manifest) in state.manifests.iter().filter(|(id, _)| id.iteration == n) {
+        for (id, manifest) in state.manifests.iter().filter(|(id, _)| id.iteration == n) {
             any = true;
             let Some(work) = &manifest.work else { continue };
             worker_s += work.wall_s;
             ended = ended.max(work.started_unix_s as f64 + work.wall_s);
-            let tokens = work.stats.get("sampled_tokens").and_then(Value::as_f64);
             if !manifest.stage.starts_with("evaluate") {
-                sampled += tokens.unwrap_or(0.0);
+                let measured = Stats::read(*id, &work.stats)?;
+                sampled += measured.sampled_tokens.unwrap_or(0) as f64;
             }
         }
         if !any {

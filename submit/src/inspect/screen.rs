@@ -10,6 +10,7 @@ use agentgym_jobs::episode::{ContextSummary, Episode, Finish, Parse, Sequence};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
+use agentgym_record::Stats;
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest};
 use serde_json::Value;
 
@@ -141,19 +142,21 @@ pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
 
 /// For a part that needed more than one attempt: whose each was, how it ended and, where tokens are
 /// sampled, how many and what became of them.
-pub(crate) fn attempts(attempts: &[AttemptRecord], manifest: &Manifest, row: &Row) -> String {
-    let twice = row.stats.get("sampled_twice_tokens");
-    let tokens = |stats: &serde_json::Map<String, Value>| {
-        let of = |name: &str| stats.get(name).and_then(Value::as_u64).unwrap_or_default();
-        match twice {
-            None => String::new(),
-            Some(_) => format!(
-                ": {} tokens taken up, {} sampled, {} journalled",
-                of("taken_up_tokens"),
-                of("sampled_tokens"),
-                of("journalled_tokens")
-            ),
-        }
+pub(crate) fn attempts(
+    id: PartId,
+    attempts: &[AttemptRecord],
+    manifest: &Manifest,
+    row: &Row,
+) -> String {
+    let twice = row.measured.sampled_twice_tokens;
+    let tokens = |of: &Stats| match twice {
+        None => String::new(),
+        Some(_) => format!(
+            ": {} tokens taken up, {} sampled, {} journalled",
+            of.taken_up_tokens.unwrap_or_default(),
+            of.sampled_tokens.unwrap_or_default(),
+            of.journalled_tokens.unwrap_or_default()
+        ),
     };
     let mut out = String::new();
     for attempt in attempts.iter().filter(|a| a.number < manifest.attempt) {
@@ -167,7 +170,8 @@ pub(crate) fn attempts(attempts: &[AttemptRecord], manifest: &Manifest, row: &Ro
                     AttemptOutcome::Drained => "drained",
                     AttemptOutcome::Cancelled => "cancelled",
                 };
-                format!("{outcome}{}", tokens(&end.stats))
+                let measured = Stats::read(id, &end.stats).unwrap_or_default();
+                format!("{outcome}{}", tokens(&measured))
             }
         };
         let worker = short_worker(&attempt.start.worker);
@@ -178,7 +182,7 @@ pub(crate) fn attempts(attempts: &[AttemptRecord], manifest: &Manifest, row: &Ro
     out += &format!(
         "  attempt {}  {worker}committed{}",
         manifest.attempt,
-        tokens(&row.stats)
+        tokens(&row.measured)
     );
     if let Some(twice) = twice {
         out += &format!("; {twice} known to be sampled twice");

@@ -92,9 +92,9 @@ impl RunMetrics {
             .into_iter()
             .map(|(tag, sum, count)| (tag.to_owned(), sum / count));
         let mut out: Vec<(String, f64)> = means.collect();
-        let tokens = |row: &Row| row.stats.get("sampled_tokens").and_then(Value::as_f64);
-        let tokens: Option<f64> = self.of(iteration, Stage::Rollout).map(tokens).sum();
-        out.extend(tokens.map(|sum| ("perf/total_num_tokens".to_owned(), sum)));
+        let tokens = |row: &Row| row.measured.sampled_tokens;
+        let tokens: Option<u64> = self.of(iteration, Stage::Rollout).map(tokens).sum();
+        out.extend(tokens.map(|sum| ("perf/total_num_tokens".to_owned(), sum as f64)));
         for (tag, stages) in [
             ("timing_s/gen", &[Stage::Rollout][..]),
             ("timing_s/old_log_prob", &[Stage::LogProbs]),
@@ -365,7 +365,8 @@ mod tests {
         let mut book = RunMetrics::default();
         for part in 0..2 {
             let mut played = row(None);
-            played.stats.insert("sampled_tokens".into(), json!(30));
+            played.measured.sampled_tokens = Some(30);
+            played.stats = played.measured.to_map();
             played.started_unix_s = 100 + u64::from(part);
             book.insert(id(2, Stage::Rollout, part), played);
         }

@@ -24,10 +24,7 @@ pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
         let spoiled = Some(of.non_finite_steps).filter(|steps| *steps > 0);
         words.extend(spoiled.map(|steps| format!("{steps} not finite")));
     }
-    let rate = row
-        .stats
-        .get("trained_tokens_per_s")
-        .and_then(Value::as_f64);
+    let rate = row.measured.trained_tokens_per_s;
     words.extend(rate.map(|rate| format!("{} tokens/s", text::count(rate.round() as u64))));
     if let Some(wall_s) = row.wall_s {
         let left_s = wall_s / steps.len().max(1) as f64 * f64::from(all - steps.end.min(all));
@@ -318,8 +315,8 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_record::Stats;
     use agentgym_record::metrics::SftMetrics;
-    use serde_json::json;
     use std::path::Path;
 
     fn plan() -> Plan {
@@ -366,13 +363,15 @@ evaluation:
 
     #[test]
     fn parts_of_an_sft_stage_are_told() {
-        let value = |v: Value| v.as_object().unwrap().clone();
         let row = Row {
             metrics: Some(Metrics::Sft(SftMetrics {
                 loss: 0.4321,
                 ..SftMetrics::default()
             })),
-            stats: value(json!({"trained_tokens_per_s": 4812.3})),
+            measured: Stats {
+                trained_tokens_per_s: Some(4812.3),
+                ..Stats::default()
+            },
             wall_s: Some(40.0),
             ..Row::default()
         };
@@ -414,8 +413,7 @@ evaluation:
                 };
                 let mut row = Row::default();
                 if part < checked {
-                    let stats = json!({"log_prob_mismatch_max": 0.0});
-                    row.stats = stats.as_object().unwrap().clone();
+                    row.measured.log_prob_mismatch_max = Some(0.0);
                 }
                 book.insert(id, row);
             }

@@ -12,6 +12,7 @@ use crate::text;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Dtype;
+use agentgym_record::Stats;
 use agentgym_storage::{Manifest, Store};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -129,7 +130,7 @@ impl Seen {
         let key = (manifest.numeric_class.clone(), id.stage);
         let entry = self.spent.entry(key).or_default();
         // A part reads, and makes its demonstrations, before it computes, and then writes.
-        let busy_s = done.stats.get("busy_s").and_then(Value::as_f64);
+        let busy_s = Stats::read(id, &done.stats).unwrap_or_default().busy_s;
         let seconds = busy_s.map_or(done.wall_s, |busy_s| busy_s.min(done.wall_s));
         entry.seconds += seconds;
         entry.work += work(plan, id.stage, rounds, parts);
@@ -142,15 +143,16 @@ impl Seen {
     }
 
     /// Remembers the peak of a commit, beside what its run's plan is told.
-    fn add_peak(&mut self, bound: &Memory, stage: Stage, manifest: &Manifest) {
-        let stats = manifest.work.as_ref().map(|done| &done.stats);
-        let peak = stats.and_then(|stats| stats.get("peak_memory_bytes")?.as_u64());
+    fn add_peak(&mut self, bound: &Memory, id: PartId, manifest: &Manifest) {
+        let done = manifest.work.as_ref();
+        let measured = done.and_then(|done| Stats::read(id, &done.stats).ok());
+        let peak = measured.and_then(|measured| measured.peak_memory_bytes);
         // Not every system tells a peak.
-        let (Some(peak @ 1..), Some(most)) = (peak, bound.of(stage)) else {
+        let (Some(peak @ 1..), Some(most)) = (peak, bound.of(id.stage)) else {
             return;
         };
         let share = (peak as f64 - most.fixed as f64) / most.by_lengths.max(1) as f64;
-        let key = (manifest.numeric_class.clone(), stage);
+        let key = (manifest.numeric_class.clone(), id.stage);
         let largest = self.lengths.entry(key).or_insert(share);
         *largest = share.max(*largest);
     }
@@ -359,7 +361,7 @@ async fn look(view: &RunView, dtype: Dtype, seen: &mut Seen) -> Result<()> {
             };
             seen.add(plan, id, &manifest, of_stage);
             if let Some(bound) = &bound {
-                seen.add_peak(bound, id.stage, &manifest);
+                seen.add_peak(bound, id, &manifest);
             }
             if at > 0 {
                 continue;
@@ -523,7 +525,7 @@ trainer: {total_training_steps: 10}
         let stats = json!({"peak_memory_bytes": had.fixed + had.by_lengths / 2});
         let manifest = manifest(&plan(&[]), id, 1.0, stats);
         let mut seen = seen(&plan(&[]), 3.0);
-        seen.add_peak(&short, Stage::Rollout, &manifest);
+        seen.add_peak(&short, id, &manifest);
         let measured = seen.scaled(&plan(&[])).unwrap();
         let peaks = measured.memory(&long);
         let peak = peaks.of(Stage::Rollout).unwrap().all();

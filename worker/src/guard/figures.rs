@@ -7,8 +7,8 @@ use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
-use agentgym_record::Turns;
 use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
+use agentgym_record::{Stats, Turns};
 use agentgym_storage::{Manifest, PartKey, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeMap;
@@ -311,7 +311,9 @@ async fn figures(store: &Store, plan: &Plan, iteration: u32) -> Result<Figures> 
     if iteration > 0
         && let Some((manifest, metrics)) = part(store, plan, played).await?
     {
-        out.turns = (manifest.work.as_ref()).and_then(|work| Turns::of(&work.stats));
+        if let Some(work) = &manifest.work {
+            out.turns = Stats::read(played, &work.stats)?.turns;
+        }
         out.played = metrics.and_then(Played::of);
     }
     if made.stage != Stage::Init

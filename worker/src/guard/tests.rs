@@ -2,7 +2,7 @@ use super::*;
 use crate::stages::testing::plan;
 use agentgym_jobs::config::Alarm;
 use agentgym_jobs::pipeline::PartId;
-use agentgym_record::Turns;
+use agentgym_record::Stats;
 use agentgym_record::metrics::{EvaluationMetrics, Metrics};
 use figures::{Groups, Played, Steps};
 use serde_json::{Value, json};
@@ -39,7 +39,12 @@ fn with(changes: &[(&str, Value)]) -> Figures {
     let loss = all["update"]["loss"].as_f64();
     Figures {
         played: Played::of(read(Stage::Advantage, "episodes")),
-        turns: Turns::of(all["stats"].as_object().unwrap()),
+        turns: Stats::read(
+            agentgym_jobs::pipeline::BASE_PART,
+            all["stats"].as_object().unwrap(),
+        )
+        .unwrap()
+        .turns,
         steps: Steps {
             loss,
             ..Steps::of(&read(Stage::Update, "update"))

@@ -178,16 +178,16 @@ impl ChatServer {
     pub(crate) fn report(&self, report: &mut Report) {
         let spent = *self.spent.lock().unwrap_or_else(PoisonError::into_inner);
         let busy_us = self.busy_us.load(Ordering::Relaxed);
-        report.set("policy_s", busy_us as f64 / 1e6);
-        report.set("chat_answers", spent.answers);
-        report.set("chat_answers_uncounted", spent.uncounted);
-        report.set("chat_tokens_in", spent.tokens_in);
-        report.set("chat_tokens_out", spent.tokens_out);
+        report.stats.policy_s = Some(busy_us as f64 / 1e6);
+        report.stats.chat_answers = Some(spent.answers);
+        report.stats.chat_answers_uncounted = Some(spent.uncounted);
+        report.stats.chat_tokens_in = Some(spent.tokens_in);
+        report.stats.chat_tokens_out = Some(spent.tokens_out);
         // A sum that lacks some of its answers is no cost.
         let cost = (self.prices.filter(|_| spent.uncounted == 0)).map(|(input, output)| {
             (spent.tokens_in as f64 * input + spent.tokens_out as f64 * output) / 1e6
         });
-        report.set("chat_cost", cost);
+        report.stats.chat_cost = cost;
     }
 
     /// A text, whether it ended by itself, and what it took.

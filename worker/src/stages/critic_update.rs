@@ -100,7 +100,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     )
     .await?;
     let mut report = Report::default();
-    report.tokens("trained", trained.size.tokens as u64, trained.seconds);
+    report
+        .stats
+        .trained(trained.size.tokens as u64, trained.seconds);
     Ok(report)
 }
 

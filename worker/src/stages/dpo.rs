@@ -112,7 +112,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let metrics = summarise(first, &results, UnitRule::of(&context.plan.config));
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.tokens("trained", metrics.tokens.trained_tokens as u64, seconds);
+    report
+        .stats
+        .trained(metrics.tokens.trained_tokens as u64, seconds);
     Ok(report)
 }
 

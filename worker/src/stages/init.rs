@@ -89,7 +89,7 @@ async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<
     .await?;
     let files = upload_policy(outputs, &folder).await?;
     let mut report = Report::default();
-    report.set("parameters", reference.parameter_count());
+    report.stats.parameters = Some(reference.parameter_count() as u64);
     context
         .resources
         .policies
@@ -116,7 +116,7 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     })
     .await?;
     let mut report = Report::default();
-    report.set("parameters", critic.parameter_count());
+    report.stats.parameters = Some(critic.parameter_count() as u64);
     upload_critic(context, outputs, critic).await?;
     Ok(report)
 }
@@ -173,14 +173,14 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     context.beat.tick();
     let files = upload_policy(outputs, &folder).await?;
     let mut report = Report::default();
-    report.set("parameters", policy.parameter_count());
+    report.stats.parameters = Some(policy.parameter_count() as u64);
     let policy = Arc::new(policy);
     if adapted.is_none() {
         probes::write(context, outputs, &policy, None).await?;
     }
     if let Some(adapted) = adapted {
         let trained = adapted.trained_weights().parameter_count();
-        report.set("adapter_parameters", trained);
+        report.stats.adapter_parameters = Some(trained as u64);
         let policies = &context.resources.policies;
         let adapted = Arc::new(adapted);
         probes::write(context, outputs, &adapted, None).await?;
@@ -215,7 +215,7 @@ async fn foreign(context: &mut StageContext, outputs: &mut Outputs) -> Result<Re
         context.beat.tick();
     }
     let mut report = Report::default();
-    report.set("parameters", found.parameters);
+    report.stats.parameters = Some(found.parameters);
     Ok(report)
 }
 

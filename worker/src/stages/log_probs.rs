@@ -22,9 +22,6 @@ use agentgym_storage::{Outputs, RunId};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The stat of a part that was checked. A part with a difference is never committed.
-const MISMATCH: &str = "log_prob_mismatch_max";
-
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let start = Instant::now();
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
@@ -45,7 +42,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let old = match scored {
         Some(scored) if plan.samples_are_scores() => {
             check(&episodes, &scored, &plan.run, id)?;
-            report.set(MISMATCH, 0.0);
+            // A part with a difference is never committed.
+            report.stats.log_prob_mismatch_max = Some(0.0);
             scored
         }
         Some(scored) => scored,
@@ -96,7 +94,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         .map(|(_, _, s)| s.token_ids.len())
         .sum();
     let wall_s = start.elapsed().as_secs_f64();
-    report.tokens("scored", (tokens * passes) as u64, wall_s);
+    report.stats.scored((tokens * passes) as u64, wall_s);
     Ok(report)
 }
 

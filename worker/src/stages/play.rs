@@ -213,11 +213,13 @@ pub(super) async fn all(
     let episodes: Vec<Episode> = finished.into_values().collect();
     spoiled::refuse_part(context, &episodes)?;
     let mut report = Report::default();
-    report.tokens("sampled", sampled(), start.elapsed().as_secs_f64());
+    report
+        .stats
+        .sampled(sampled(), start.elapsed().as_secs_f64());
     journal.report(sampled(), &mut report);
     player.engine.report(&mut report);
-    report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
-    report.set("episodes_replayed", replayed_count);
+    report.stats.env_s = Some(player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
+    report.stats.episodes_replayed = Some(replayed_count);
     environment_report(&player, &mut report);
     Ok((episodes, report))
 }
@@ -243,7 +245,7 @@ async fn in_turn(
 
 /// Reports the environment servers' faults during this attempt.
 fn environment_report(player: &Player, report: &mut Report) {
-    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut faults: BTreeMap<String, u64> = BTreeMap::new();
     let (mut calls, mut failed, mut leaked, mut replaced) = (0, 0, 0, 0);
     let mut away = Vec::new();
     for environment in player.environments.values() {
@@ -257,22 +259,19 @@ fn environment_report(player: &Player, report: &mut Report) {
             let count = counters.faults(kind);
             failed += count;
             if count > 0 {
-                *faults.entry(kind.name()).or_default() += count;
+                *faults.entry(kind.name().to_owned()).or_default() += count;
             }
         }
     }
-    report.set("env_calls", calls);
-    report.set("env_call_fault_rate", failed as f64 / calls.max(1) as f64);
-    report.set("env_call_faults", serde_json::json!(faults));
-    report.set("env_sessions_leaked", leaked);
-    if !away.is_empty() {
-        report.set("env_servers_away", serde_json::json!(away));
-    }
-    if replaced > 0 {
-        report.set("env_characters_replaced", replaced);
-    }
-    report.set("episodes_taken_up", player.taken_up.load(Ordering::Relaxed));
-    report.set("episodes_resumed", player.resumed.load(Ordering::Relaxed));
+    let stats = &mut report.stats;
+    stats.env_calls = Some(calls);
+    stats.env_call_fault_rate = Some(failed as f64 / calls.max(1) as f64);
+    stats.env_call_faults = Some(faults);
+    stats.env_sessions_leaked = Some(leaked);
+    stats.env_servers_away = Some(away).filter(|away| !away.is_empty());
+    stats.env_characters_replaced = Some(replaced).filter(|replaced| *replaced > 0);
+    stats.episodes_taken_up = Some(player.taken_up.load(Ordering::Relaxed));
+    stats.episodes_resumed = Some(player.resumed.load(Ordering::Relaxed));
 }
 
 /// Calls are retried with back-off for a while before anything fails; meanwhile the operator should

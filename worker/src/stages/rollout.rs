@@ -40,7 +40,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         .partition(|request| is_excluded(&plan, id.iteration, request));
     let (mut episodes, report) = if requests.is_empty() {
         let mut report = Report::default();
-        report.set("sampled_tokens", 0);
+        report.stats.sampled_tokens = Some(0);
         (Vec::new(), report)
     } else {
         let rules = Rules {

@@ -131,7 +131,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let metrics = summarise(first, &results, rule, validation);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.tokens("trained", metrics.tokens.trained_tokens as u64, seconds);
+    report
+        .stats
+        .trained(metrics.tokens.trained_tokens as u64, seconds);
     Ok(report)
 }
 

@@ -136,7 +136,7 @@ impl Bench {
             .attempt(part, CancellationToken::new(), broadcast::channel(64).0)
             .await
             .unwrap();
-        if let Some(mismatch) = report.stats.get("log_prob_mismatch_max") {
+        if let Some(mismatch) = report.stats.log_prob_mismatch_max {
             assert_eq!(mismatch, 0.0);
             self.checked.set(self.checked.get() + 1);
         }
@@ -619,7 +619,7 @@ impl Bench {
 }
 
 fn count(report: &Report, name: &str) -> u64 {
-    report.stats[name].as_u64().unwrap()
+    report.stats.to_map()[name].as_u64().unwrap()
 }
 
 /// Asked to end, then killed, then asked again: the journalled events are replayed each time, also

@@ -135,7 +135,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     metrics::write(outputs, &summarise(&trained.record, trained.size)).await?;
     write_json(outputs, artifact_names::UPDATE, "update", &trained.record).await?;
     let mut report = Report::default();
-    report.tokens("trained", trained.own.tokens as u64, trained.seconds);
+    report
+        .stats
+        .trained(trained.own.tokens as u64, trained.seconds);
     Ok(report)
 }
 

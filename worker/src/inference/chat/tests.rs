@@ -177,7 +177,7 @@ async fn say(server: &ChatServer) -> Result<(Generation, Told)> {
 fn stats(server: &ChatServer) -> Value {
     let mut report = Report::default();
     server.report(&mut report);
-    report.stats.into()
+    report.stats.to_map().into()
 }
 
 #[tokio::test(flavor = "multi_thread")]

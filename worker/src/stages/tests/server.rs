@@ -121,18 +121,14 @@ async fn a_run_learns_from_a_server_that_must_serve_its_policy() {
                     run.double.serve(run.policy(iteration - 1).await);
                 }
                 let report = run.bench.make(&part).await;
-                let distance = report.stats["probe_distance"].as_f64().unwrap();
+                let distance = report.stats.probe_distance.unwrap();
                 assert!(distance < 1e-4, "{distance}");
                 let expected = match (iteration, overrides[0]) {
                     (1, "sft.steps=0") => None,
                     _ => Some(true),
                 };
-                let apart = &report.stats["probe_tells_apart"];
-                assert_eq!(
-                    apart.as_bool(),
-                    expected,
-                    "{iteration} {overrides:?}: {apart}"
-                );
+                let apart = report.stats.probe_tells_apart;
+                assert_eq!(apart, expected, "{iteration} {overrides:?}");
                 for episode in run.episodes(&part).await {
                     let sampled = episode.turns.iter().map(|turn| turn.policy_iteration);
                     assert!(sampled.into_iter().all(|from| from == iteration - 1));
@@ -194,8 +190,8 @@ async fn after_a_crash_no_turn_is_asked_for_again() {
         unheard <= open,
         "{unheard} open requests of {open} episodes"
     );
-    assert_eq!(report.stats["sampled_twice_tokens"], 0);
-    assert!(report.stats["taken_up_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(report.stats.sampled_twice_tokens, Some(0));
+    assert!(report.stats.taken_up_tokens.unwrap() > 0);
     // Each turn's prompt is what the episode records before it.
     let asked: Vec<Vec<u32>> = [first, second].concat();
     for episode in &episodes {
@@ -231,7 +227,7 @@ async fn what_was_sampled_around_a_change_of_policies_is_left_out() {
     run.double.serve(run.policy(0).await);
     run.double.take_asked();
     let report = run.bench.make(part).await;
-    assert_eq!(report.stats["taken_up_tokens"], 0);
+    assert_eq!(report.stats.taken_up_tokens, Some(0));
     let episodes = run.episodes(part).await;
     let turns: usize = episodes.iter().map(|episode| episode.turns.len()).sum();
     assert_eq!(run.double.take_asked().len(), turns);

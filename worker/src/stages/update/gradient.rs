@@ -51,7 +51,7 @@ pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     outputs.folder(GRADIENT, GRADIENT, &folder).await?;
     write(outputs, SUMS, GRADIENT, &GradientShard::V1 { units }).await?;
     let mut report = Report::default();
-    report.tokens("trained", tokens as u64, seconds);
+    report.stats.trained(tokens as u64, seconds);
     Ok(report)
 }
 
