@@ -28,6 +28,8 @@ pub struct Outputs {
     artifacts: BTreeMap<String, Artifact>,
     /// What is said of uploads. In a folder none lasts long enough.
     uploads: Option<Journal>,
+    /// What earlier attempts said, once it is asked for.
+    said_before: Option<Vec<Bytes>>,
 }
 
 impl Outputs {
@@ -36,6 +38,7 @@ impl Outputs {
         let journal = || Journal::of_uploads(store.clone(), slot.clone(), attempt.clone());
         Self {
             uploads: store.local_root().is_none().then(journal),
+            said_before: None,
             store,
             slot,
             attempt,
@@ -89,13 +92,8 @@ impl Outputs {
     /// # Errors
     /// The file cannot be read, the name is invalid or taken, or the store fails.
     pub async fn file(&mut self, name: &str, kind: &str, path: &Path) -> Result<&Artifact> {
-        let begun = match (self.attempt.number, self.store.parts(), &self.uploads) {
-            (2.., Some(server), Some(_)) => Unfinished::find(&self.store, &self.slot, name, path)
-                .await?
-                .map(|begun| (server, begun)),
-            _ => None,
-        };
-        if let Some((server, begun)) = begun {
+        let begun = self.begun(name, path).await?;
+        if let (Some(begun), Some(server)) = (begun, self.store.parts()) {
             let mut writer = self.create(name, kind).await?;
             writer.resume(&server, begun)?;
             match writer.copy(path).await {
@@ -106,6 +104,21 @@ impl Outputs {
         }
         self.create(name, kind).await?.copy(path).await?;
         Ok(&self.artifacts[name])
+    }
+
+    /// The upload of a local file that an earlier attempt began.
+    async fn begun(&mut self, name: &str, path: &Path) -> Result<Option<Unfinished>> {
+        let size = tokio::fs::metadata(path).await;
+        let size = size.map_err(|e| Error::local("read", path, e))?.len();
+        if self.attempt.number == 1 || self.uploads.is_none() || size <= CHUNK_BYTES {
+            return Ok(None);
+        }
+        let notes = match self.said_before.take() {
+            Some(notes) => notes,
+            None => Journal::replay_uploads(&self.store, &self.slot).await?,
+        };
+        let notes = self.said_before.insert(notes);
+        Unfinished::find(notes, &self.slot, name, path, size).await
     }
 
     /// Writes every file of a local folder as `prefix/<path in the folder>`.

@@ -3,7 +3,7 @@
 //! digests show whether it has.
 
 use crate::backend::PART_BYTES;
-use crate::{CHUNK_BYTES, Digest, Error, Journal, Key, PartKey, Result, Store, folder};
+use crate::{CHUNK_BYTES, Digest, Key, PartKey, Result, folder};
 use bytes::Bytes;
 use object_store::MultipartId;
 use object_store::multipart::PartId;
@@ -55,24 +55,23 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
-    /// The upload of the file at `path` that has come furthest, among those of earlier attempts at
-    /// this part under the same name.
+    /// The upload of the file at `path` that has come furthest, among those that `notes` of earlier
+    /// attempts at this part name under the same name.
     pub(crate) async fn find(
-        store: &Store,
+        notes: &[Bytes],
         slot: &PartKey,
         name: &str,
         path: &Path,
+        size: u64,
     ) -> Result<Option<Self>> {
         let of_file = |key: &Key| matches!(key, Key::File { slot: of, name: named, .. } if of == slot && named == name);
         let mut uploads: BTreeMap<_, BTreeMap<usize, Note>> = BTreeMap::new();
-        for note in Journal::replay_uploads(store, slot).await? {
-            if let Some(note) = Note::read(&note).filter(|note| of_file(&note.key)) {
+        for note in notes {
+            if let Some(note) = Note::read(note).filter(|note| of_file(&note.key)) {
                 let upload = (note.key.clone(), note.upload.clone());
                 uploads.entry(upload).or_default().insert(note.chunk, note);
             }
         }
-        let file = tokio::fs::metadata(path).await;
-        let size = file.map_err(|e| Error::local("read", path, e))?.len();
         let mut found = Vec::new();
         for ((key, upload), notes) in uploads {
             let in_order = (0..).zip(notes).take_while(|(at, (chunk, _))| at == chunk);
