@@ -151,7 +151,24 @@ impl Scene {
         };
         self.commit(id(0, Stage::Init), vec![policy("init")]).await;
         let figures = |v: Value| ("metrics.json", v.to_string().into_bytes());
-        let score = |s: f64| figures(json!({"success": s, "success_greedy": 1.0 - s, "tasks": 2}));
+        let played = |success: f64| {
+            json!({
+                "episodes": 2, "success": success, "reward": success, "rounds_mean": 1.0,
+                "response_length_mean": 2.0, "prompt_length_mean": 2.0, "loss_tokens": 4,
+                "outcomes": {"solved": 1, "horizon": 1}, "env_faults": 0, "env_fault_rate": 0.0,
+            })
+        };
+        let score = |s: f64| {
+            figures(json!({
+                "set": "easy", "env": "textcraft", "tasks": 2, "success": s, "stderr": 0.25,
+                "success_greedy": 1.0 - s, "episodes": 4, "faults": 0, "reward": s,
+                "rounds_mean": 1.0, "horizon": 2, "sampled": played(s),
+                "score": {
+                    "items": 2, "items_lost": 0, "avg": null, "pass": {}, "rounds_mean": 1.0,
+                    "fault_rate": null,
+                },
+            }))
+        };
         self.commit(
             id(0, Stage::Evaluate),
             vec![score(0.25), payload("episodes.bin", &Episodes::V1(vec![]))],
@@ -168,13 +185,42 @@ impl Scene {
             vec![payload("log_probs.bin", &log_probs())],
         )
         .await;
-        let train = json!({"success": 0.5, "reward": 0.5, "rounds_mean": 1.0});
+        let mut train = played(0.5);
+        for (name, value) in [
+            ("success_by_env", json!({"textcraft": 0.5})),
+            ("horizon", json!(2)),
+            ("groups_all_zero", json!(0)),
+            ("groups_all_one", json!(0)),
+            ("groups_mixed", json!(1)),
+            ("groups_excluded", json!(0)),
+            ("entropy", json!(0.5)),
+            ("ref_kl", Value::Null),
+        ] {
+            train[name] = value;
+        }
         self.commit(
             id(1, Stage::Advantage),
             vec![payload("batch.bin", &batch()), figures(train)],
         )
         .await;
-        let update = json!({"settings": {"lr": 1e-6}, "minibatches": [{"slots": [0, 1], "grad_norm": 0.5, "kl_loss": -0.0}]});
+        let update = json!({
+            "settings": {
+                "iteration": 1, "lr": 1e-6, "temperature": 1.0, "betas": [0.9, 0.95], "eps": 1e-8,
+                "weight_decay": 0.0, "grad_clip": 1.0, "ppo_epochs": 1, "unit_tokens": 2048,
+                "loss": {
+                    "clip": {"low": 0.2, "high": 0.2}, "entropy_coeff": 0.0, "kl": null,
+                    "aggregation": "token_mean",
+                },
+            },
+            "minibatches": [{
+                "epoch": 0, "minibatch": 0, "slots": [0, 1], "units": [[1]], "skipped": false,
+                "denominator": {"loss_tokens": 2, "sequences": 1}, "grad_norm": 0.5, "clip_scale": 1.0,
+                "metrics": {
+                    "loss": 0.5, "policy_loss": 0.5, "entropy": 0.0, "kl_loss": -0.0,
+                    "clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0,
+                },
+            }],
+        });
         let optimizer = ("optimizer/state.safetensors", b"moments".to_vec());
         self.commit(
             id(1, Stage::Update),
