@@ -89,7 +89,7 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// The workers that have not ended, and how long ago they were last noted, by the backend's clock.
-    /// Those not noted for [`PRESENCE_TTL`] are forgotten.
+    /// Those not noted for an hour are forgotten.
     async fn last_noted(&self) -> Result<Vec<(String, Duration)>> {
         Ok(Vec::new())
     }
