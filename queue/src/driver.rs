@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use async_trait::async_trait;
@@ -34,6 +34,12 @@ pub(crate) const BOARD_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// A worker not heard of for this long is forgotten.
 pub(crate) const PRESENCE_TTL: Duration = Duration::from_secs(3600);
+
+/// Time since 1970 on this machine's clock.
+pub(crate) fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
 
 /// A fetch takes milliseconds. If a grant is older than this, another worker has taken its job.
 pub(crate) const GRANT_MAX: Duration = Duration::from_millis(100);

@@ -2,18 +2,19 @@
 //! fleet, for whoever asks what a run waits for. Through the queue, since their store may refuse. One
 //! that the queue refuses cannot report; its silence is noticed.
 
+use crate::driver::since_1970;
 use crate::error::Result;
 use crate::holder::is_gone;
 use crate::names::trouble_name;
 use crate::queue::Queue;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// How long a report of trouble stands.
 const TROUBLE_TTL: Duration = Duration::from_secs(60);
 /// The board of workers that have reported trouble.
 const TROUBLED: &str = "troubled";
 
-/// A worker says more often than this that it is alive.
+/// A worker says at least this often that it is alive.
 pub const PRESENCE_EVERY: Duration = Duration::from_secs(15);
 /// A worker not heard of for this long is named.
 const SILENT_AFTER: Duration = Duration::from_secs(40);
@@ -92,11 +93,10 @@ impl Queue {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         let mut silent = self.driver.last_noted().await?;
         silent.retain(|(worker, ago)| {
-            *ago >= after && !is_gone(worker) && found.iter().all(|(told, _)| told != worker)
+            *ago >= after && !is_gone(worker) && found.iter().all(|(named, _)| named != worker)
         });
         silent.sort_by_key(|(_, ago)| *ago);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default();
+        let now = since_1970();
         found.extend(silent.into_iter().map(|(worker, ago)| {
             let since_unix_s = now.saturating_sub(ago).as_secs();
             let why = SILENT.to_owned();

@@ -140,18 +140,17 @@ impl Manifest {
     pub fn taken_over(mut self, child: RunId, keep: impl FnMut(&Artifact) -> bool) -> Result<Self> {
         let key = Key::Commit(self.slot()).path();
         self.outputs.retain(keep);
-        self.version = Self::VERSION;
         // A fork of a fork names the run that wrote the files.
-        self.origin = match self.outputs.first().map(|first| &first.key) {
+        (self.version, self.origin) = match self.outputs.first().map(|first| &first.key) {
             Some(Key::File { slot, attempt, .. }) => {
-                self.version = Self::version_of(&self.outputs, attempt);
-                Some(Origin {
+                let origin = Origin {
                     run: slot.run.clone(),
                     attempt: attempt.number,
                     nonce: attempt.nonce.clone(),
-                })
+                };
+                (Self::version_of(&self.outputs, attempt), Some(origin))
             }
-            _ => None,
+            _ => (Self::VERSION, None),
         };
         self.run = child;
         self.inputs = Vec::new();

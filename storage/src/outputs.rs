@@ -98,7 +98,7 @@ impl Outputs {
             writer.resume(&server, begun)?;
             match writer.copy(path).await {
                 Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => return Err(e),
-                Err(e) => tracing::info!("{name} is uploaded anew: {e}"),
+                Err(e) => tracing::info!("{name} is sent whole: {e}"),
                 Ok(()) => return Ok(&self.artifacts[name]),
             }
         }
@@ -108,16 +108,19 @@ impl Outputs {
 
     /// The upload of a local file that an earlier attempt began.
     async fn begun(&mut self, name: &str, path: &Path) -> Result<Option<Unfinished>> {
-        let size = tokio::fs::metadata(path).await;
-        let size = size.map_err(|e| Error::local("read", path, e))?.len();
-        if self.attempt.number == 1 || self.uploads.is_none() || size <= CHUNK_BYTES {
+        if self.attempt.number == 1 || self.uploads.is_none() {
             return Ok(None);
         }
-        let notes = match self.said_before.take() {
-            Some(notes) => notes,
-            None => Journal::replay_uploads(&self.store, &self.slot).await?,
-        };
-        let notes = self.said_before.insert(notes);
+        let size = tokio::fs::metadata(path).await;
+        let size = size.map_err(|e| Error::local("read", path, e))?.len();
+        if size <= CHUNK_BYTES {
+            return Ok(None);
+        }
+        if self.said_before.is_none() {
+            let said = Journal::replay_uploads(&self.store, &self.slot).await?;
+            self.said_before = Some(said);
+        }
+        let notes = self.said_before.as_deref().unwrap_or_default();
         Unfinished::find(notes, &self.slot, name, path, size).await
     }
 

@@ -7,7 +7,7 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::SeqCst},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use ::redis::{AsyncCommands, Client, RedisError, RedisResult, Script, aio::ConnectionManager};
@@ -32,7 +32,7 @@ use self::scripts::{PRESENT, PURGE, RELEASE, RENEW, RETIRE};
 use super::run::run_apalis;
 use crate::{
     codec::{JobCodec, Payload},
-    driver::{BOARD_RANKS, BOARD_TTL, Driver, PRESENCE_TTL, Worker, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, PRESENCE_TTL, Worker, missed_heartbeats, since_1970},
     error::{Error, Result, Source, bad_url, failed},
     job::Enqueued,
     options::QueueOptions,
@@ -243,11 +243,6 @@ impl Redis {
     }
 }
 
-fn now() -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default()
-}
-
 fn key_name(config: &Config, key: &str) -> String {
     format!("{}:{key}", config.idempotency_key_set())
 }
@@ -272,7 +267,7 @@ impl Driver for Redis {
         let mut connection = self.connection().await;
         let mut task = TaskBuilder::new(payload);
         if !delay.is_zero() {
-            let at = now() + delay;
+            let at = since_1970() + delay;
             task = task.run_at_timestamp((at.as_millis() as u64).div_ceil(1000));
         }
         let pushed = async {
@@ -317,7 +312,7 @@ impl Driver for Redis {
                 pipe.llen(config.active_jobs_list()).zcount(
                     config.scheduled_jobs_set(),
                     0,
-                    now().as_secs(),
+                    since_1970().as_secs(),
                 );
             }
             self.summed(lanes, pipe).await

@@ -7,7 +7,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use apalis_core::{
@@ -25,7 +25,7 @@ use tokio::sync::{RwLock, watch};
 use super::run::run_apalis;
 use crate::{
     codec::{JobCodec, Payload},
-    driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats, since_1970},
     error::{Error, Result, Source, bad_url, failed},
     holder::is_gone,
     job::Enqueued,
@@ -214,8 +214,7 @@ impl Open {
 }
 
 fn now_ms() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default().as_millis() as i64
+    since_1970().as_millis() as i64
 }
 
 fn now_s() -> i64 {

@@ -38,7 +38,9 @@ impl Note {
 
     fn read(content: &[u8]) -> Option<Self> {
         let is_ours = |note: &Self| (1..=PARTS_OF_CHUNK).contains(&note.parts.len());
-        let content = content.get(..content.len().min(NOTE_BYTES_MAX))?;
+        if content.len() > NOTE_BYTES_MAX {
+            return None;
+        }
         serde_json::from_slice(content).ok().filter(is_ours)
     }
 }

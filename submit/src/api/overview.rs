@@ -5,7 +5,6 @@ use crate::metrics::Row;
 use crate::runs::stored_tree;
 use crate::{Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use agentgym_record::Stats;
 use serde_json::{Map, Value, json};
 
 /// A run in the list of all.
@@ -68,8 +67,8 @@ pub(super) async fn series(known: &Known) -> Result<Value> {
             worker_s += work.wall_s;
             ended = ended.max(work.started_unix_s as f64 + work.wall_s);
             if !manifest.stage.starts_with("evaluate") {
-                let measured = Stats::read(*id, &work.stats)?;
-                sampled += measured.sampled_tokens.unwrap_or(0) as f64;
+                let tokens = book.row(*id).and_then(|row| row.measured.sampled_tokens);
+                sampled += tokens.unwrap_or(0) as f64;
             }
         }
         if !any {

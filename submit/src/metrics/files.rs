@@ -244,14 +244,12 @@ fn curve(row: &Row) -> Vec<Scalars> {
         Some(Metrics::Sft(of)) => {
             let losses = of.curve.iter().map(|at| point(at.step, to_value(at)));
             let held_out = of.validation.iter().flat_map(|of| &of.validation);
-            losses
-                .chain(held_out.map(|at| point(at.step, to_value(at))))
-                .collect()
+            let held_out = held_out.map(|at| point(at.step, to_value(at)));
+            losses.chain(held_out).collect()
         }
-        Some(Metrics::Dpo(of)) => {
-            let losses = of.curve.iter().map(|at| point(at.step, to_value(at)));
-            losses.collect()
-        }
+        Some(Metrics::Dpo(of)) => (of.curve.iter())
+            .map(|at| point(at.step, to_value(at)))
+            .collect(),
         _ => Vec::new(),
     }
 }
@@ -327,6 +325,8 @@ mod tests {
     fn played(reward: f64) -> EpisodeSummary {
         EpisodeSummary {
             reward,
+            response_length_mean: 8.0,
+            prompt_length_mean: 4.0,
             ..EpisodeSummary::default()
         }
     }
@@ -426,7 +426,12 @@ mod tests {
         }
         let scalars = book.to_scalars();
         let values = || scalars.iter().flat_map(|s| &s.values);
-        for (tag, expected) in [("critic/score/mean", 0.5), ("train/loss", 1.5)] {
+        for (tag, expected) in [
+            ("critic/score/mean", 0.5),
+            ("response_length/mean", 8.0),
+            ("prompt_length/mean", 4.0),
+            ("train/loss", 1.5),
+        ] {
             let found: Vec<f64> = values()
                 .filter(|(t, _)| t == tag)
                 .map(|(_, v)| *v)
