@@ -23,11 +23,12 @@ mod tokens;
 
 use crate::error::{Error, all_finite, parameter};
 use crate::names::named;
+use serde::Serialize;
 
 pub use episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
-pub use explain::{Explanation, How, explain};
+pub use explain::{Labelled, Reasons};
 pub use gae::{Gae, gae};
-pub use group::{Against, grpo, rloo};
+pub use group::{grpo, rloo};
 pub use reinforce_plus_plus::reinforce_plus_plus;
 pub use remax::remax;
 pub use rewards::{place_score, place_turn_rewards};
@@ -66,19 +67,31 @@ impl AdvantageEstimator {
         self == Self::Remax
     }
 
-    /// The formula, applied to the episodes of an iteration. Each estimator has a file of its own.
-    fn function(self) -> Estimate {
-        match self {
-            Self::Grpo => group::estimate_grpo,
-            Self::Gae => gae::estimate,
-            Self::ReinforcePlusPlus => reinforce_plus_plus::estimate,
-            Self::Rloo => group::estimate_rloo,
-            Self::Remax => remax::estimate,
-        }
+    /// The formula, and how it is told. Each estimator has a file of its own.
+    fn formula(self) -> Formula {
+        let (estimate, explain): (Estimate, Explain) = match self {
+            Self::Grpo => (group::estimate_grpo, group::explain_grpo),
+            Self::Gae => (gae::estimate, gae::explain),
+            Self::ReinforcePlusPlus => {
+                (reinforce_plus_plus::estimate, reinforce_plus_plus::explain)
+            }
+            Self::Rloo => (group::estimate_rloo, group::explain_rloo),
+            Self::Remax => (remax::estimate, remax::explain),
+        };
+        Formula { estimate, explain }
     }
 }
 
 type Estimate = fn(&[EpisodeTokens<'_>], &AdvantageOptions) -> Result<TokenAdvantages, Error>;
+type Explain = fn(&[EpisodeTokens<'_>], &AdvantageOptions, usize) -> Result<Reasons, Error>;
+
+/// An estimator's formula.
+struct Formula {
+    /// Applied to the episodes of an iteration.
+    estimate: Estimate,
+    /// In words and numbers, for one of them.
+    explain: Explain,
+}
 
 /// Runs `estimator` over all episodes of an iteration.
 ///
@@ -94,7 +107,7 @@ pub fn estimate(
         let is_share = (0.0..=1.0).contains(&value);
         parameter(name, value, is_share, "between 0 and 1")?;
     }
-    let found = estimator.function()(episodes, options)?;
+    let found = (estimator.formula().estimate)(episodes, options)?;
     for (rows, what) in [
         (&found.advantages, "advantage (of 32 bits)"),
         (&found.returns, "return (of 32 bits)"),
@@ -105,6 +118,45 @@ pub fn estimate(
         }
     }
     Ok(found)
+}
+
+/// The credit of one episode.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Sum of the rewards of its policy tokens.
+    pub score: f64,
+    /// Whose formula it is.
+    pub estimator: AdvantageEstimator,
+    /// The formula with its numbers.
+    #[serde(flatten)]
+    pub reasons: Reasons,
+    /// Advantage per token.
+    pub advantages: Vec<f64>,
+    /// Target of a critic per token; for group estimators the advantage.
+    pub returns: Vec<f64>,
+}
+
+/// Explains the credit that [`estimate`] gives to episode `index` of `episodes`.
+///
+/// # Errors
+/// As [`estimate`], or no such episode.
+pub fn explain(
+    estimator: AdvantageEstimator,
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+    index: usize,
+) -> Result<Explanation, Error> {
+    let inside = index < episodes.len();
+    parameter("index", index as f64, inside, "the index of an episode")?;
+    let mut found = estimate(estimator, episodes, options)?;
+    let reasons = (estimator.formula().explain)(episodes, options, index)?;
+    Ok(Explanation {
+        score: episodes[index].score()?,
+        estimator,
+        reasons,
+        advantages: found.advantages.swap_remove(index),
+        returns: found.returns.swap_remove(index),
+    })
 }
 
 #[cfg(test)]

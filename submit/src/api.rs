@@ -2,17 +2,18 @@
 //! commits and the attempt records, and verified against digests like everything else that this
 //! program shows. What is slow to read is kept by digest, so that it is read once.
 
-mod episodes;
-mod fleet;
+mod episode;
+pub(crate) mod episodes;
+pub(crate) mod fleet;
 mod known;
 mod overview;
 mod reading;
 mod refusals;
-mod rescore;
+pub(crate) mod rescore;
 mod rows;
 mod scenes;
-mod tasks;
-mod update;
+pub(crate) mod tasks;
+pub(crate) mod update;
 
 use crate::cli::{Global, ViewArgs};
 use crate::run::signals::Interrupts;
@@ -20,18 +21,26 @@ use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Answers, Ask, PartRef, Refusal, RefusalKind, ViewerOptions, bundle_page};
+use agentgym_view::{
+    Answers, Ask, EpisodeFilter, PartRef, Refusal, RefusalKind, ViewerOptions, bundle_page,
+};
 use bytes::Bytes;
+use episodes::EpisodeList;
+use fleet::Ledger;
 use known::Known;
+use overview::{ListedRun, Runs};
 use refusals::refusal;
 use rows::RowCache;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+use tasks::Comparison;
 use tokio::sync::Mutex;
+use update::Update;
 
 /// Age of a listing that is good enough for a list of episodes: a filter is answered without the
 /// store.
@@ -96,68 +105,94 @@ impl Reader {
     }
 
     /// How far a read that another page waits for has come; asks the store nothing.
-    async fn progress(&self, name: &str) -> Value {
+    async fn progress(&self, name: &str) -> ProgressPage {
         let known = match RunId::from_str(name) {
             Ok(id) => self.runs.lock().await.get(&id).cloned(),
             Err(_) => None,
         };
-        let reading = known.map_or(Value::Null, |known| known.reading.to_json());
-        json!({"run": name, "reading": reading})
+        ProgressPage {
+            run: name.to_owned(),
+            reading: known.and_then(|known| known.reading.longest()),
+        }
     }
 
     /// A line per run.
-    async fn every_run(&self) -> Result<Value> {
-        let mut all = Vec::new();
+    async fn every_run(&self) -> Result<Runs> {
+        let mut runs = Vec::new();
         for run in self.store.runs().await? {
-            // One that cannot be read does not hide the others.
             let read = async { overview::line(&*self.run(run.as_str()).await?).await };
-            all.push(match read.await {
-                Ok(line) => line,
-                Err(e) => json!({"run": run.to_string(), "error": e.to_string()}),
+            runs.push(match read.await {
+                Ok(line) => ListedRun::Read(Box::new(line)),
+                Err(e) => ListedRun::Unreadable {
+                    run: run.to_string(),
+                    error: e.to_string(),
+                },
             });
         }
-        Ok(json!({"store": agentgym_text::without_secrets(self.store.url()), "runs": all}))
+        let store = agentgym_text::without_secrets(self.store.url());
+        Ok(Runs { store, runs })
+    }
+
+    pub(crate) async fn ledger(&self, run: &str, price: Option<f64>) -> Result<Ledger> {
+        fleet::ledger(&*self.run(run).await?, price).await
+    }
+
+    pub(crate) async fn episodes(&self, run: &str, filter: &EpisodeFilter) -> Result<EpisodeList> {
+        let known = self.run_within(run, LIST_PATIENCE).await?;
+        episodes::list(&known, &self.rows, filter).await
+    }
+
+    pub(crate) async fn update(&self, run: &str, n: u32) -> Result<Update> {
+        update::update(&*self.run(run).await?, &self.rows, n).await
+    }
+
+    pub(crate) async fn compare(&self, a: &str, b: &str) -> Result<Comparison> {
+        let side = async |side: &str| {
+            let (run, n) = tasks::side(side)?;
+            let known = self.run(run).await?;
+            tasks::policy(&known, &self.rows, n).await
+        };
+        Ok(tasks::compare(&side(a).await?, &side(b).await?))
     }
 
     async fn read(&self, ask: &Ask) -> Result<Value> {
-        match ask {
-            Ask::Runs => self.every_run().await,
-            Ask::Progress(run) => Ok(self.progress(run).await),
-            Ask::Run(run) => overview::run(&*self.run(run).await?).await,
-            Ask::Series(run) => overview::series(&*self.run(run).await?).await,
-            Ask::Episodes(run, filter) => {
-                let known = self.run_within(run, LIST_PATIENCE).await?;
-                episodes::list(&known, &self.rows, filter).await
+        let run = async |name: &str| self.run(name).await;
+        Ok(match ask {
+            Ask::Runs => json!(self.every_run().await?),
+            Ask::Progress(name) => json!(self.progress(name).await),
+            Ask::Run(name) => json!(overview::run(&*run(name).await?).await?),
+            Ask::Series(name) => json!(overview::series(&*run(name).await?).await?),
+            Ask::Episodes(name, filter) => json!(self.episodes(name, filter).await?),
+            Ask::Part(name, part) => json!(overview::part(&*run(name).await?, id(part)?).await?),
+            Ask::Episode(name, part, k) => {
+                json!(episode::episode(&*run(name).await?, &self.rows, id(part)?, *k).await?)
             }
-            Ask::Part(run, part) => overview::part(&*self.run(run).await?, id(part)?).await,
-            Ask::Episode(run, part, k) => {
-                let known = self.run(run).await?;
-                episodes::episode(&known, &self.rows, id(part)?, *k).await
+            Ask::Credit(name, part, k) => {
+                json!(episode::credit(&*run(name).await?, id(part)?, *k).await?)
             }
-            Ask::Credit(run, part, k) => {
-                episodes::credit(&*self.run(run).await?, id(part)?, *k).await
+            Ask::Scenes(name, part, k) => {
+                json!(scenes::scenes(&*run(name).await?, id(part)?, *k).await?)
             }
-            Ask::Scenes(run, part, k) => {
-                scenes::scenes(&*self.run(run).await?, id(part)?, *k).await
+            Ask::Tasks(name) => json!(tasks::matrix(&*run(name).await?, &self.rows).await?),
+            Ask::Attempts(name) => json!(fleet::attempts(&*run(name).await?).await?),
+            Ask::Ledger(name, price) => json!(self.ledger(name, *price).await?),
+            Ask::Update(name, n) => json!(self.update(name, *n).await?),
+            Ask::Ratios(name, n) => {
+                json!(rescore::ratios(&*run(name).await?, &self.rows, *n).await?)
             }
-            Ask::Tasks(run) => tasks::matrix(&*self.run(run).await?, &self.rows).await,
-            Ask::Attempts(run) => fleet::attempts(&*self.run(run).await?).await,
-            Ask::Ledger(run, price) => fleet::ledger(&*self.run(run).await?, *price).await,
-            Ask::Update(run, n) => update::update(&*self.run(run).await?, &self.rows, *n).await,
-            Ask::Ratios(run, n) => rescore::ratios(&*self.run(run).await?, &self.rows, *n).await,
-            Ask::Rescored(run, part, k, n) => {
-                rescore::episode(&*self.run(run).await?, id(part)?, *k, *n).await
+            Ask::Rescored(name, part, k, n) => {
+                json!(rescore::episode(&*run(name).await?, id(part)?, *k, *n).await?)
             }
-            Ask::Compare(a, b) => {
-                let side = async |side: &str| {
-                    let (run, n) = tasks::side(side)?;
-                    let known = self.run(run).await?;
-                    tasks::policy(&known, &self.rows, n).await
-                };
-                Ok(tasks::compare(&side(a).await?, &side(b).await?))
-            }
-        }
+            Ask::Compare(a, b) => json!(self.compare(a, b).await?),
+        })
     }
+}
+
+/// How far a read has come.
+#[derive(Debug, Serialize)]
+struct ProgressPage {
+    run: String,
+    reading: Option<reading::Progress>,
 }
 
 fn id(part: &PartRef) -> Result<PartId> {
@@ -194,16 +229,25 @@ impl Answers for Reader {
     }
 }
 
-/// The answer to one question, for the terminal: what a page shows, a command prints.
-pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<Value> {
-    let mut answer = Reader::new(store, global).read(ask).await?;
-    answer["version"] = json!(agentgym_view::API_VERSION);
-    Ok(answer)
-}
-
 /// Ports of `view`, if none is given.
 const PORT: u16 = 7576;
 const PORT_MAX: u16 = PORT + 20;
+
+/// `view [RUN]`, as one line.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ViewDocument {
+    url: String,
+}
+
+/// `view RUN --bundle DIR`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct BundleDocument {
+    file: String,
+    answers: usize,
+    bytes: usize,
+}
 
 /// `view [RUN]`.
 pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
@@ -245,7 +289,7 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
         url += &format!("#/runs/{run}");
     }
     if global.json {
-        text::emit_json_line(&json!({"version": 1, "url": url}));
+        text::emit_json_line(&ViewDocument { url: url.clone() });
     } else {
         text::emit(&format!(
             "{url}\nCtrl-C ends it; nothing is changed by looking."
@@ -278,25 +322,29 @@ const BUNDLED_EPISODES: usize = 400;
 async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path, json: bool) -> Result<()> {
     let run = run.ok_or_else(|| Error::Usage("--bundle needs a RUN".into()))?;
     let mut answers = serde_json::Map::new();
-    let mut ask = async |question: String| -> Result<Value> {
+    let mut ask = async |question: String| -> Result<()> {
         let (path, query) = question.split_once('?').unwrap_or((&question, ""));
         let parsed = Ask::parse(path, query).map_err(|e| Error::Usage(e.message))?;
         let mut answer = reader.read(&parsed).await?;
         answer["version"] = json!(agentgym_view::API_VERSION);
-        answers.insert(format!("/api/v1/{question}"), answer.clone());
-        Ok(answer)
+        answers.insert(format!("/api/v1/{question}"), answer);
+        Ok(())
     };
     for question in ["", "/series", "/tasks", "/attempts", "/ledger"] {
         ask(format!("runs/{run}{question}")).await?;
     }
     let question = format!("runs/{run}/episodes?limit={BUNDLED_EPISODES}&sort=-iteration");
-    let listed = ask(question).await?;
-    for row in listed["rows"].as_array().into_iter().flatten() {
-        let (part, k) = (row["part"].as_str().unwrap_or_default(), &row["k"]);
-        let episode = format!("runs/{run}/parts/{part}/episodes/{k}");
+    ask(question).await?;
+    let filter = EpisodeFilter {
+        sort: Some("-iteration".to_owned()),
+        limit: BUNDLED_EPISODES,
+        ..EpisodeFilter::default()
+    };
+    for row in reader.episodes(run, &filter).await?.rows {
+        let episode = format!("runs/{run}/parts/{}/episodes/{}", row.part, row.row.k);
         ask(episode.clone()).await?;
         ask(format!("{episode}/scenes")).await?;
-        if row["slot"].is_number() {
+        if row.slot.is_some() {
             ask(format!("{episode}/credit")).await?;
         }
     }
@@ -306,9 +354,11 @@ async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path, json: bool) -> R
     text::replace(&path, page.as_bytes())?;
     let (file, count, bytes) = (path.display().to_string(), answers.len(), page.len());
     if json {
-        text::emit_json_line(
-            &json!({"version": 1, "file": file, "answers": count, "bytes": bytes}),
-        );
+        text::emit_json_line(&BundleDocument {
+            file,
+            answers: count,
+            bytes,
+        });
     } else {
         let size = text::bytes(bytes as u64);
         text::emit(&format!("{file}: {count} answers, {size}"));

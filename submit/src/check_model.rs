@@ -2,6 +2,8 @@
 //! here, and the memory that takes. Every number of the weights is read, by the readers that a run
 //! uses; a folder that they refuse ends the command with their message.
 
+pub(crate) mod document;
+
 use crate::cli::Global;
 use crate::plan::memory::Memory;
 use crate::plan::model_size::{self, ModelSize, told};
@@ -14,6 +16,7 @@ use agentgym_model::{
     PolicyText, Tokenizer, Weights, WeightsOnDisk, parameter_shapes, said_twice,
 };
 use agentgym_worker::model_folder;
+use document::{Candle, Least, MemoryDocument, ModelDocument, WeightFiles};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -77,7 +80,7 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
     let found = found.map_err(|e| Error::Usage(told(&e)))?;
     let memory = found.memory();
     match global.json {
-        true => text::emit_json(&found.json(memory.as_ref())),
+        true => text::emit_json(&found.document(memory.as_ref())),
         false => text::emit(&found.screen(memory.as_ref())),
     }
     let why = match (&found.config, &found.candle) {
@@ -95,12 +98,6 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
 fn by_candle(folder: &Path, model: ForeignModel) -> Result<ForeignModel, agentgym_model::Error> {
     ForeignPolicy::load(folder, model.positions.min(16), &Device::cpu())?;
     Ok(model)
-}
-
-fn candle_json(model: &ForeignModel) -> Value {
-    json!({
-        "family": model.family, "gguf": model.gguf, "parameters": model.parameters, "positions": model.positions,
-    })
 }
 
 /// What is done with a model that candle computes.
@@ -299,41 +296,43 @@ impl Found {
 
     /// Memory of a run with this policy; `None` where it is none.
     fn memory(&self) -> Option<MemoryOf> {
-        let can_generate = self.supported()[0].1;
-        can_generate
-            .then(|| MemoryOf::new(&self.folder).ok())
-            .flatten()
+        let [(_, can_generate), ..] = self.supported();
+        MemoryOf::new(&self.folder).ok().filter(|_| can_generate)
     }
 
-    fn json(&self, memory: Option<&MemoryOf>) -> Value {
+    fn document(&self, memory: Option<&MemoryOf>) -> ModelDocument {
         let architectures = self.raw.get("architectures");
         let named = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
-        let mut out = json!({
-            "folder": self.folder.display().to_string(),
-            "model_type": named(self.raw.get("model_type")),
-            "architecture": named(architectures.and_then(|all| all.get(0))),
-            "role": match (&self.config, self.is_critic()) {
-                (Err(_), _) => Value::Null,
-                (_, true) => json!("critic"),
-                (_, false) => json!("policy"),
+        let role = if self.is_critic() { "critic" } else { "policy" };
+        let why_not = self.config.as_ref().err().into_iter().chain(&self.missing);
+        let weights = &self.weights;
+        let sizes = self.sizes().map(|(name, size)| (name, size.as_u64()));
+        ModelDocument {
+            folder: self.folder.display().to_string(),
+            model_type: named(self.raw.get("model_type")),
+            architecture: named(architectures.and_then(|all| all.get(0))),
+            role: self.config.is_ok().then_some(role),
+            sizes: sizes.into(),
+            parameters: self.parameters(),
+            weights: WeightFiles {
+                files: weights.files.clone(),
+                bytes: weights.bytes,
+                numbers: weights.numbers.clone(),
             },
-            "sizes": Map::from_iter(self.sizes().map(|(name, size)| (name.to_owned(), size))),
-            "parameters": self.parameters(),
-            "weights": {
-                "files": self.weights.files, "bytes": self.weights.bytes, "numbers": self.weights.numbers,
-            },
-            "tokenizer_ids": self.tokenizer_ids,
-            "chat_template": self.chat_template,
-            "notes": self.notes,
-            "supported": Map::from_iter(self.supported().map(|(what, can)| (what.to_owned(), json!(can)))),
-            "why_not": self.config.as_ref().err().into_iter().chain(&self.missing).collect::<Vec<_>>(),
-            "families": Architecture::ALL.map(Architecture::model_type),
-        });
-        if let Some(model) = &self.candle {
-            out["candle"] = candle_json(model);
+            tokenizer_ids: self.tokenizer_ids,
+            chat_template: self.chat_template,
+            notes: self.notes.clone(),
+            supported: self.supported().into(),
+            why_not: why_not.cloned().collect(),
+            families: Architecture::ALL.map(Architecture::model_type).to_vec(),
+            candle: self.candle.as_ref().map(|model| Candle {
+                family: model.family.to_string(),
+                gguf: model.gguf,
+                parameters: model.parameters,
+                positions: model.positions,
+            }),
+            memory: memory.map(MemoryOf::document),
         }
-        out["memory"] = memory.map_or(Value::Null, MemoryOf::json);
-        out
     }
 
     fn screen(&self, memory: Option<&MemoryOf>) -> String {
@@ -453,19 +452,22 @@ impl MemoryOf {
         ]
     }
 
-    fn json(&self) -> Value {
-        let rows = |memory: &Memory| memory.json().collect::<std::collections::BTreeMap<_, _>>();
-        let least = self.least().map(|(device, [generate, train, lora])| {
-            json!({"device": device, "generate": generate, "train": train, "lora": lora})
+    fn document(&self) -> MemoryDocument {
+        let least = self.least().into_iter();
+        let least = least.map(|(device, [generate, train, lora])| Least {
+            device,
+            generate,
+            train,
+            lora,
         });
-        json!({
-            "threads": self.threads,
-            "machine_bytes": self.machine,
-            "stages": rows(&self.all.1),
-            "lora_stages": rows(&self.adapter.1),
-            "lora_rank": LORA_RANK,
-            "least_bytes": least,
-        })
+        MemoryDocument {
+            threads: self.threads,
+            machine_bytes: self.machine,
+            stages: self.all.1.json().collect(),
+            lora_stages: self.adapter.1.json().collect(),
+            lora_rank: LORA_RANK,
+            least_bytes: least.collect(),
+        }
     }
 
     fn lines(&self) -> Vec<String> {

@@ -7,7 +7,16 @@ use crate::runs::RunView;
 use crate::{Result, run, text};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
-use serde_json::json;
+use serde::Serialize;
+
+/// The run as `cancel` or `retry` leaves it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ControlDocument {
+    run: String,
+    revision: u32,
+    on_hold: bool,
+}
 
 /// `cancel RUN`.
 pub(crate) async fn cancel(store: &Store, name: &str, global: &Global) -> Result<()> {
@@ -70,9 +79,11 @@ pub(crate) async fn retry(
 
 fn tell(global: &Global, said: &str, (store, plan): (&Store, &Plan), resumable: bool) {
     if global.json {
-        text::emit_json(&json!({
-            "run": plan.run.to_string(), "revision": plan.revision, "on_hold": plan.config.jobs.hold,
-        }));
+        text::emit_json(&ControlDocument {
+            run: plan.run.to_string(),
+            revision: plan.revision,
+            on_hold: plan.config.jobs.hold,
+        });
         return;
     }
     text::emit(said);

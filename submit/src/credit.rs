@@ -5,35 +5,85 @@
 //! verdict and the margin.
 
 use crate::cli::{CreditArgs, Global};
-use crate::records::{episodes, has, input};
-use crate::runs::{RunView, cache_dir};
+use crate::runs::{COMMIT, RunView};
 use crate::{Error, Result, text};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::config::Pipeline;
-use agentgym_jobs::episode::{Episode, Episodes};
-use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, batch_of, parts, policy_of, reference_of};
-use agentgym_jobs::records::{Batch, CriticTargets, LogProbs, Values};
+use agentgym_jobs::config::{Pipeline, Threshold};
+use agentgym_jobs::pipeline::{BASE_PART, Stage, batch_of, parts, policy_of, reference_of};
 use agentgym_jobs::trajectory::Lineage;
 use agentgym_model::{Adapter, Device, Policy};
-use agentgym_record::documents::{KlState, Selection};
-use agentgym_storage::{Inputs, Manifest};
-use agentgym_worker::stages::credit::{
-    Candidate, Difference, Fate, Margin, PlayedIteration, PlayedPart, candidates, margin,
-};
-use serde_json::{Value, json};
+use agentgym_record::credit::{Difference, EpisodeCredit, EpisodeLine, PlayedIteration};
+use agentgym_record::filter::{Candidate, Fate, Pool, candidates};
+use agentgym_record::iteration::{Iteration, batch};
+use agentgym_storage::Manifest;
+use agentgym_worker::stages::{Margin, margin};
+use serde::Serialize;
 
 /// Differences to the recorded batch that are listed.
 const DIFFERENCES_MAX: usize = 20;
 
 /// Whether the recorded batch is the computed one.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "compared", rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) enum Compared {
     /// The batch is not committed yet.
+    #[serde(rename = "not_committed")]
     NotYet,
     /// Bit for bit.
     Equal,
     /// It is not.
-    Differs(Vec<Difference>),
+    Differs {
+        #[cfg_attr(test, schemars(with = "Vec<crate::documents::testing::Object>"))]
+        differences: Vec<Difference>,
+    },
+}
+
+/// What `credit` answers for each kind of run.
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+enum CreditAnswer {
+    /// Of one episode.
+    Episode {
+        #[serde(flatten)]
+        #[cfg_attr(test, schemars(with = "crate::documents::testing::EpisodeCredit"))]
+        credit: Box<EpisodeCredit>,
+        batch: Compared,
+    },
+    /// Of all.
+    Episodes {
+        #[cfg_attr(test, schemars(with = "Vec<crate::documents::testing::EpisodeLine>"))]
+        episodes: Vec<EpisodeLine>,
+        batch: Compared,
+    },
+    /// Of AgentEvol's filter.
+    Candidates {
+        #[cfg_attr(test, schemars(with = "Vec<crate::documents::testing::Object>"))]
+        candidates: Vec<Candidate>,
+        #[cfg_attr(test, schemars(with = "serde_json::Value"))]
+        threshold: Option<Threshold>,
+        max_length: usize,
+        lineage_equal: Option<bool>,
+    },
+    /// Of a preference run.
+    Pair {
+        pair: usize,
+        #[cfg_attr(test, schemars(with = "crate::documents::testing::Object"))]
+        before: Box<Margin>,
+        #[cfg_attr(test, schemars(with = "crate::documents::testing::Object"))]
+        after: Box<Margin>,
+    },
+}
+
+/// `credit RUN N [--episode K]`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct CreditDocument {
+    run: String,
+    iteration: u32,
+    #[serde(flatten)]
+    answer: CreditAnswer,
 }
 
 /// Runs the command.
@@ -58,12 +108,12 @@ async fn of_tokens(view: &RunView, args: &CreditArgs, global: &Global) -> Result
     match &args.episode {
         Some(episode) => {
             let (group, sample) = place(view, episode)?;
-            let found = played.explain(&view.plan, group, sample).map_err(failed)?;
+            let found = played.explain(&view.plan, group, sample)?;
             let found = found.ok_or_else(|| no_episode(n, group, sample))?;
             if global.json {
-                let mut out = json!(found);
-                out["batch"] = compared.to_json();
-                text::emit_json(&document(view, n, out));
+                let batch = compared.clone();
+                let credit = Box::new(found);
+                emit(view, n, CreditAnswer::Episode { credit, batch });
             } else {
                 text::emit(&format!(
                     "{}\n{}",
@@ -73,10 +123,17 @@ async fn of_tokens(view: &RunView, args: &CreditArgs, global: &Global) -> Result
             }
         }
         None => {
-            let rows = played.overview(&view.plan).map_err(failed)?;
+            let rows = played.overview(&view.plan)?;
             if global.json {
-                let out = json!({"episodes": rows, "batch": compared.to_json()});
-                text::emit_json(&document(view, n, out));
+                let batch = compared.clone();
+                emit(
+                    view,
+                    n,
+                    CreditAnswer::Episodes {
+                        episodes: rows,
+                        batch,
+                    },
+                );
             } else {
                 let cells = rows.iter().map(|r| {
                     vec![
@@ -96,7 +153,7 @@ async fn of_tokens(view: &RunView, args: &CreditArgs, global: &Global) -> Result
         }
     }
     match compared {
-        Compared::Differs(_) => Err(agentgym_jobs::Error::Payload {
+        Compared::Differs { .. } => Err(agentgym_jobs::Error::Payload {
             what: format!("{} of iteration {n}", artifact_names::BATCH),
             message: "is not what the plan, the episodes and their log-probs give; \
                       verify the run, and see whether another version of the program made it"
@@ -107,12 +164,13 @@ async fn of_tokens(view: &RunView, args: &CreditArgs, global: &Global) -> Result
     }
 }
 
-fn document(view: &RunView, iteration: u32, mut inner: Value) -> Value {
-    let mut out = json!({"run": view.plan.run.to_string(), "iteration": iteration});
-    if let (Some(out), Some(inner)) = (out.as_object_mut(), inner.as_object_mut()) {
-        out.append(inner);
-    }
-    out
+fn emit(view: &RunView, iteration: u32, answer: CreditAnswer) {
+    let run = view.plan.run.to_string();
+    text::emit_json(&CreditDocument {
+        run,
+        iteration,
+        answer,
+    });
 }
 
 /// `K` or `GROUP/SAMPLE`.
@@ -147,89 +205,29 @@ impl Compared {
         match self {
             Self::NotYet => "batch.bin is not committed yet: nothing to compare with".into(),
             Self::Equal => "= batch.bin, bit for bit".into(),
-            Self::Differs(all) => {
+            Self::Differs { differences } => {
                 let line = |d: &Difference| {
                     format!(
                         "\n  slot {} {}: computed {}, recorded {}",
                         d.slot, d.what, d.computed, d.recorded
                     )
                 };
-                let all: String = all.iter().map(line).collect();
+                let all: String = differences.iter().map(line).collect();
                 format!("≠ batch.bin:{all}")
             }
         }
     }
-
-    pub(crate) fn to_json(&self) -> Value {
-        match self {
-            Self::NotYet => json!({"compared": "not_committed"}),
-            Self::Equal => json!({"compared": "equal"}),
-            Self::Differs(all) => json!({"compared": "differs", "differences": all}),
-        }
-    }
 }
 
-/// The episodes of a training iteration with everything that their credit is computed from.
+/// What a training iteration's credit is computed from.
+pub(crate) async fn iteration(view: &RunView, n: u32) -> Result<Iteration> {
+    let inputs = view.inputs_of(batch_of(n)).await?;
+    Ok(Iteration::read(&view.plan, n, &inputs, || ()).await?)
+}
+
+/// The credit of a training iteration's episodes.
 pub(crate) async fn played(view: &RunView, n: u32) -> Result<PlayedIteration> {
-    let mut all = Vec::new();
-    for id in view.stage_parts(n, Stage::LogProbs)? {
-        let manifest = view.committed(id).await?;
-        let LogProbs::V1(log_probs) = view.payload(&manifest, artifact_names::LOG_PROBS).await?;
-        let values = match has(&manifest, artifact_names::VALUES) {
-            true => {
-                let Values::V1(values) = view.payload(&manifest, artifact_names::VALUES).await?;
-                Some(values)
-            }
-            false => None,
-        };
-        let rollout = input(view, &manifest, "rollout").await?;
-        let baselines = match has(&rollout, artifact_names::BASELINES) {
-            true => {
-                let own: Episodes = view.payload(&rollout, artifact_names::BASELINES).await?;
-                own.into_vec()
-            }
-            false => Vec::new(),
-        };
-        all.push(PlayedPart {
-            part: id.part,
-            episodes: episodes(view, &rollout).await?,
-            log_probs,
-            values,
-            baselines,
-        });
-    }
-    let (kl_coef, selected) = (kl_coef(view, n).await?, selected(view, n).await?);
-    PlayedIteration::new(&view.plan, n, all, kl_coef, selected).map_err(failed)
-}
-
-/// The coefficient of the KL penalty in an iteration's rewards, if there is one.
-async fn kl_coef(view: &RunView, n: u32) -> Result<Option<f64>> {
-    let Some(controller) = view.plan.config.kl_controller()? else {
-        return Ok(None);
-    };
-    let all = parts(&view.plan, n);
-    let own = all.iter().find(|part| part.id.stage == Stage::Advantage);
-    let before = own.and_then(|part| part.inputs.iter().find(|i| i.name == "before"));
-    let Some(before) = before else {
-        return Ok(Some(controller.initial()));
-    };
-    let before = view.committed(before.from).await?;
-    let state: KlState = view.document(&before).await?;
-    Ok(Some(state.next_kl_coef))
-}
-
-/// The groups chosen by the last round of a filter, in the order of their slots.
-pub(crate) async fn selected(view: &RunView, n: u32) -> Result<Option<Vec<u32>>> {
-    if !view.plan.selects() {
-        return Ok(None);
-    }
-    let last = PartId {
-        iteration: n,
-        stage: Stage::Select,
-        part: view.plan.rollout_rounds() - 1,
-    };
-    let selection: Selection = view.document(&view.committed(last).await?).await?;
-    Ok(Some(selection.groups))
+    Ok(PlayedIteration::new(&view.plan, iteration(view, n).await?)?)
 }
 
 /// Compares the recorded batch with the computed one.
@@ -237,46 +235,41 @@ pub(crate) async fn compare(view: &RunView, n: u32, played: &PlayedIteration) ->
     let Some(manifest) = view.manifest(batch_of(n)).await? else {
         return Ok(Compared::NotYet);
     };
-    let batch: Batch = view.payload(&manifest, artifact_names::BATCH).await?;
-    let targets: Option<CriticTargets> = match has(&manifest, artifact_names::TARGETS) {
-        true => Some(view.payload(&manifest, artifact_names::TARGETS).await?),
-        false => None,
-    };
+    let (batch, targets) = batch(&view.inputs([(COMMIT, manifest)]), COMMIT).await?;
     let found = played.differences(&batch, targets.as_ref(), DIFFERENCES_MAX);
     Ok(match found.is_empty() {
         true => Compared::Equal,
-        false => Compared::Differs(found),
+        false => Compared::Differs { differences: found },
     })
 }
 
 async fn of_candidates(view: &RunView, args: &CreditArgs, global: &Global) -> Result<()> {
     let n = args.iteration;
-    let (all, compared) = evolved(view, n).await?;
+    let (mut all, compared) = evolved(view, n).await?;
     let wanted = args
         .episode
         .as_deref()
         .map(|e| place(view, e))
         .transpose()?;
-    let shown: Vec<&Candidate> = all
-        .iter()
-        .filter(|c| {
-            wanted.is_none_or(|(group, sample)| {
-                let l = &c.lineage;
-                (l.iteration, l.group, l.sample) == (n, group, sample)
-            })
-        })
-        .collect();
-    if let (Some((group, sample)), true) = (wanted, shown.is_empty()) {
-        return Err(no_episode(n, group, sample));
+    if let Some((group, sample)) = wanted {
+        all.retain(|c| {
+            let l = &c.lineage;
+            (l.iteration, l.group, l.sample) == (n, group, sample)
+        });
+        if all.is_empty() {
+            return Err(no_episode(n, group, sample));
+        }
     }
     if global.json {
-        let out = json!({
-            "candidates": shown, "threshold": view.plan.config.agentevol.threshold,
-            "max_length": view.plan.config.sft.max_length, "lineage_equal": compared,
-        });
-        text::emit_json(&document(view, n, out));
+        let answer = CreditAnswer::Candidates {
+            candidates: all,
+            threshold: view.plan.config.agentevol.threshold.clone(),
+            max_length: view.plan.config.sft.max_length,
+            lineage_equal: compared,
+        };
+        emit(view, n, answer);
     } else {
-        let cells = shown.iter().map(|c| {
+        let cells = all.iter().map(|c| {
             vec![
                 format!(
                     "{}:{}/{}",
@@ -328,23 +321,8 @@ pub(crate) async fn evolved(view: &RunView, n: u32) -> Result<(Vec<Candidate>, O
     let filter = all.iter().find(|part| part.id.stage == Stage::Filter);
     let filter = filter
         .ok_or_else(|| Error::Missing(format!("iteration {n} has no filter; nothing is kept")))?;
-    let (mut before, mut played) = (Vec::new(), Vec::new());
-    for input in &filter.inputs {
-        match (input.name.as_str(), input.from.stage) {
-            ("before", _) => {
-                let manifest = view.committed(input.from).await?;
-                let lineage: Vec<Lineage> = view.document(&manifest).await?;
-                let all: Vec<Episode> = episodes(view, &manifest).await?;
-                before.extend(lineage.into_iter().zip(all));
-            }
-            (_, Stage::Rollout | Stage::Reward) => {
-                let manifest = view.committed(input.from).await?;
-                played.push((input.from.part, episodes(view, &manifest).await?));
-            }
-            _ => {}
-        }
-    }
-    let found = candidates(&view.plan, n, before, played);
+    let pool = Pool::read(&view.plan, n, &view.inputs_of(filter.id).await?, || ()).await?;
+    let found = candidates(&view.plan, n, pool);
     let recorded = match view.manifest(filter.id).await? {
         None => None,
         Some(manifest) => Some(view.document::<Vec<Lineage>>(&manifest).await?),
@@ -366,24 +344,29 @@ pub(crate) async fn evolved(view: &RunView, n: u32) -> Result<(Vec<Candidate>, O
 
 async fn of_pair(view: &RunView, args: &CreditArgs, global: &Global) -> Result<()> {
     let episode = args.episode.as_deref().unwrap_or("0");
-    let index: usize = episode.parse().map_err(|_| {
+    let pair: usize = episode.parse().map_err(|_| {
         Error::Usage(format!(
             "--episode {episode}: give the number of a pair, from 0"
         ))
     })?;
     let reference = load_policy(view, &view.committed(reference_of(&view.plan)).await?).await?;
     let after = load_policy(view, &view.committed(policy_of(&view.plan, 0)).await?).await?;
-    let init = vec![("init".to_owned(), view.committed(BASE_PART).await?)];
-    let init = Inputs::new(view.store.clone(), init, cache_dir());
-    let mut both = Vec::new();
-    for policy in [&reference, &after] {
-        let found = margin(&view.plan, &init, index, policy, &reference).await;
-        let found = found.map_err(failed)?;
-        both.push(found.ok_or_else(|| Error::Missing(format!("there is no pair {index}")))?);
-    }
+    let init = view.inputs([("init", view.committed(BASE_PART).await?)]);
+    let margin = async |policy: &Policy| {
+        let found = margin(&view.plan, &init, pair, policy, &reference).await;
+        found
+            .map_err(failed)?
+            .ok_or_else(|| Error::Missing(format!("there is no pair {pair}")))
+    };
+    let (before, after) = (margin(&reference).await?, margin(&after).await?);
     if global.json {
-        let out = json!({"pair": index, "before": both[0], "after": both[1]});
-        text::emit_json(&document(view, 0, out));
+        let (before, after) = (Box::new(before), Box::new(after));
+        let answer = CreditAnswer::Pair {
+            pair,
+            before,
+            after,
+        };
+        emit(view, 0, answer);
         return Ok(());
     }
     let lines = |when: &str, m: &Margin| {
@@ -405,12 +388,12 @@ async fn of_pair(view: &RunView, args: &CreditArgs, global: &Global) -> Result<(
         )
     };
     text::emit(&format!(
-        "pair {index}  {}  rewards {} and {}\n{}{}",
-        both[0].item_id,
-        both[0].rewards[0],
-        both[0].rewards[1],
-        lines("before training", &both[0]),
-        lines("after training", &both[1])
+        "pair {pair}  {}  rewards {} and {}\n{}{}",
+        before.item_id,
+        before.rewards[0],
+        before.rewards[1],
+        lines("before training", &before),
+        lines("after training", &after)
     ));
     Ok(())
 }
@@ -418,9 +401,8 @@ async fn of_pair(view: &RunView, args: &CreditArgs, global: &Global) -> Result<(
 /// A policy with its adapter, if one is trained.
 pub(crate) async fn load_policy(view: &RunView, manifest: &Manifest) -> Result<Policy> {
     let folder = async |manifest: &Manifest, prefix: &str| {
-        let commit = vec![("commit".to_owned(), manifest.clone())];
-        let inputs = Inputs::new(view.store.clone(), commit, cache_dir());
-        inputs.folder("commit", prefix).await
+        let inputs = view.inputs([(COMMIT, manifest.clone())]);
+        inputs.folder(COMMIT, prefix).await
     };
     let bad = |e: agentgym_model::Error| {
         Error::Usage(format!("reading the policy of {}: {e}", manifest.slot()))

@@ -1,5 +1,6 @@
 //! The form of every document that `--json` prints.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Version of the documents that `--json` prints, of errors too, and of `schema/v1.json`. Fields may
@@ -7,14 +8,35 @@ use serde_json::{Value, json};
 pub(crate) const JSON_VERSION: u32 = agentgym_view::API_VERSION;
 
 /// The document with its version in front.
-pub(crate) fn versioned(document: &Value) -> Value {
+pub(crate) fn versioned(document: &impl Serialize) -> Value {
     let mut out = serde_json::Map::new();
     out.insert("version".to_owned(), json!(JSON_VERSION));
-    match document {
-        Value::Object(fields) => out.extend(fields.clone()),
-        other => _ = out.insert("value".to_owned(), other.clone()),
+    match json!(document) {
+        Value::Object(fields) => out.extend(fields),
+        other => _ = out.insert("value".to_owned(), other),
     }
     Value::Object(out)
+}
+
+/// An object whose fields are in the order of a plan.
+#[derive(Debug)]
+pub(crate) struct InOrder<T>(pub(crate) Vec<(String, T)>);
+
+impl<T: Serialize> Serialize for InOrder<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+#[cfg(test)]
+impl<T: schemars::JsonSchema> schemars::JsonSchema for InOrder<T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("InOrder_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        std::collections::BTreeMap::<String, T>::json_schema(generator)
+    }
 }
 
 /// JSON for people and programs: a field a line, and lists of numbers or words on one line.
@@ -64,6 +86,9 @@ fn lay_out(value: &Value, depth: usize, out: &mut String) {
         other => *out += &other.to_string(),
     }
 }
+
+#[cfg(test)]
+pub(crate) mod testing;
 
 #[cfg(test)]
 mod tests {

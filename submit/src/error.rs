@@ -3,7 +3,8 @@
 
 use crate::documents::versioned;
 use agentgym_worker::Cause;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// Shorthand for results of this crate.
@@ -31,6 +32,23 @@ pub enum Exit {
     Interrupted = 130,
 }
 
+/// What ends a command.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Failure {
+    /// `stopped`, `config`, `store`, `run`, `unreachable`, `device` or `interrupted`.
+    kind: &'static str,
+    exit: u8,
+    message: String,
+}
+
+/// Any command that ends with another code than 0, as one line on standard error.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ErrorDocument {
+    error: Failure,
+}
+
 /// Everything that ends a command early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -45,7 +63,7 @@ pub enum Error {
     Storage(#[from] agentgym_storage::Error),
     /// A committed document that cannot be read.
     #[error(transparent)]
-    Record(#[from] agentgym_record::Error),
+    Record(agentgym_record::Error),
     /// A worker in this process ended.
     #[error("a worker in this process ended: {0}")]
     Worker(String),
@@ -152,6 +170,16 @@ pub enum Error {
     },
 }
 
+impl From<agentgym_record::Error> for Error {
+    fn from(error: agentgym_record::Error) -> Self {
+        match error {
+            agentgym_record::Error::Storage(e) => Self::Storage(e),
+            agentgym_record::Error::Jobs(e) => Self::Jobs(e),
+            other => Self::Record(other),
+        }
+    }
+}
+
 /// What has to happen before the run is resumed.
 fn when(cause: Cause) -> &'static str {
     match cause {
@@ -184,8 +212,13 @@ impl Exit {
 
     /// What `--json` prints, on standard error, for a command that ends so.
     pub fn document(self, message: &str) -> Value {
-        let error = json!({"kind": self.name(), "exit": self as u8, "message": message});
-        versioned(&json!({"error": error}))
+        versioned(&ErrorDocument {
+            error: Failure {
+                kind: self.name(),
+                exit: self as u8,
+                message: message.to_owned(),
+            },
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //! items as one file. The metrics were computed by the stage that played the episodes; here they
 //! are only shown.
 
+use crate::documents::InOrder;
 use crate::metrics::{Row, RunMetrics};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
@@ -10,7 +11,9 @@ use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_record::metrics::{Estimate, EvaluationScore};
 use agentgym_text::without_secrets;
+use serde::Serialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn part(set: usize) -> PartId {
@@ -138,34 +141,74 @@ fn mean_estimate(value: Option<&Estimate>) -> String {
     }
 }
 
-/// The same as one JSON document.
-pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
+/// What a chat API read, wrote and costs.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Usage {
+    answers: Option<u64>,
+    answers_uncounted: Option<u64>,
+    tokens_in: Option<u64>,
+    tokens_out: Option<u64>,
+    cost: Option<f64>,
+}
+
+/// A set, as its stage measured it.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct SetReport {
+    env: Option<String>,
+    #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, Value>>"))]
+    score: Option<EvaluationScore>,
+    #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, Value>>"))]
+    categories: Option<BTreeMap<String, EvaluationScore>>,
+    success_greedy: Option<f64>,
+    outcomes: Option<BTreeMap<String, usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+/// Of a run that evaluates a model.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report {
+    run: String,
+    model: String,
+    samples: u32,
+    temperature: f64,
+    max_rounds: u32,
+    sets: InOrder<SetReport>,
+}
+
+/// [`report`] as a document.
+pub fn document(book: &RunMetrics, plan: &Plan) -> Report {
     let evaluation = &plan.config.evaluation;
-    let sets: serde_json::Map<String, Value> = rows(book, plan)
-        .map(|(name, row)| {
-            let of = row.evaluated();
-            let categories = of.map(|of| &of.categories).filter(|all| !all.is_empty());
-            let mut set = json!({
-                "env": of.map(|of| &of.env), "score": of.map(|of| &of.score), "categories": categories,
-                "success_greedy": of.and_then(|of| of.success_greedy),
-                "outcomes": of.map(|of| &of.sampled.outcomes),
-            });
-            if plan.evaluates_by_chat() {
-                let of = &row.measured;
-                set["usage"] = json!({
-                    "answers": of.chat_answers, "answers_uncounted": of.chat_answers_uncounted,
-                    "tokens_in": of.chat_tokens_in, "tokens_out": of.chat_tokens_out,
-                    "cost": of.chat_cost,
-                });
-            }
-            (name.to_owned(), set)
-        })
-        .collect();
-    json!({
-        "run": plan.run.to_string(), "model": model(plan),
-        "samples": evaluation.samples, "temperature": evaluation.temperature,
-        "max_rounds": evaluation.max_rounds, "sets": sets,
-    })
+    let set = |row: &Row| {
+        let (of, measured) = (row.evaluated(), &row.measured);
+        let categories = of.map(|of| of.categories.clone());
+        SetReport {
+            env: of.map(|of| of.env.clone()),
+            score: of.map(|of| of.score.clone()),
+            categories: categories.filter(|all| !all.is_empty()),
+            success_greedy: of.and_then(|of| of.success_greedy),
+            outcomes: of.map(|of| of.sampled.outcomes.clone()),
+            usage: plan.evaluates_by_chat().then_some(Usage {
+                answers: measured.chat_answers,
+                answers_uncounted: measured.chat_answers_uncounted,
+                tokens_in: measured.chat_tokens_in,
+                tokens_out: measured.chat_tokens_out,
+                cost: measured.chat_cost,
+            }),
+        }
+    };
+    let sets = rows(book, plan).map(|(name, row)| (name.to_owned(), set(row)));
+    Report {
+        run: plan.run.to_string(),
+        model: model(plan),
+        samples: evaluation.samples,
+        temperature: evaluation.temperature,
+        max_rounds: evaluation.max_rounds,
+        sets: InOrder(sets.collect()),
+    }
 }
 
 /// Writes the items of all evaluations, a line each, as `items.jsonl`; `None` where nothing was
@@ -320,7 +363,7 @@ evaluation:
             d1       2  0.750 [–]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
             d2  0 of 1          –                     –                     –       –                     –
         ");
-        let json = report_json(&book, &plan);
+        let json = json!(document(&book, &plan));
         assert_eq!(json["sets"]["real"]["score"]["pass"]["1"]["mean"], 0.5);
         assert_eq!(json["sets"]["real"]["outcomes"]["solved"], 6);
         assert!(json["sets"].get("other").is_none(), "not committed yet");
@@ -351,7 +394,7 @@ evaluation:
             d1       2  0.750 [–]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]          –           –       –
             d2  0 of 1          –                     –                     –       –                     –          –           –       –
         ");
-        let json = report_json(&book, &plan);
+        let json = json!(document(&book, &plan));
         assert_eq!(json["sets"]["real"]["usage"]["tokens_in"], 123_456);
         assert_eq!(json["sets"]["real"]["usage"]["cost"], 0.25);
         let some = json!({"chat_answers_uncounted": 1, "chat_tokens_in": 5, "chat_tokens_out": 6, "chat_cost": null});

@@ -28,7 +28,7 @@ pub(crate) mod folder;
 mod lessons;
 mod wanted;
 
-use crate::records::{Slot, batch_json, has, input, slots};
+use crate::records::{has, input, slots};
 use crate::runs::RunView;
 use crate::text::plain_zeros;
 use crate::{Error, Result};
@@ -202,7 +202,7 @@ async fn update(
     let played = Played::read(view, n, &slots).await?;
     origin["selected_groups"] = json!(played.selected);
     write(to, "episodes.jsonl", jsonl(&played.lines).as_bytes(), out)?;
-    let lines = trajectories(&slots, &played);
+    let lines = played.trajectories(&slots);
     out.trajectories = lines.len();
     let config = &view.plan.config;
     let samples = config.actor_rollout_ref.rollout.n as usize;
@@ -278,32 +278,4 @@ async fn critic(
     }
     record(view, after, artifact_names::CRITIC_UPDATE, to, out).await?;
     optimizer(view, &before, Stage::CriticUpdate, "critic_", to, out).await
-}
-
-/// One line per sequence: the fields of the episode, then the streams.
-fn trajectories(slots: &[Slot], played: &Played) -> Vec<Value> {
-    let mut lines = Vec::new();
-    let mut number = 0;
-    for slot in slots {
-        let Value::Object(mut record) = batch_json(slot, &mut number) else {
-            continue;
-        };
-        let sequences = record.remove("sequences");
-        for (index, sequence) in sequences
-            .as_ref()
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .enumerate()
-        {
-            let mut line = record.clone();
-            line.insert("sequence".into(), json!(index));
-            for (name, stream) in sequence.as_object().into_iter().flatten() {
-                line.insert(name.clone(), stream.clone());
-            }
-            line.extend(played.beside(slot, index).cloned().into_iter().flatten());
-            lines.push(plain_zeros(Value::Object(line)));
-        }
-    }
-    lines
 }

@@ -6,10 +6,36 @@ use crate::text::{bytes, count, quoted};
 use crate::transfer::Transfer;
 use crate::{Error, Result, text};
 use agentgym_model::Imported;
-use serde_json::json;
+use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// A number format of the file.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FormatLine {
+    format: String,
+    tensors: u64,
+    parameters: u64,
+}
+
+/// `import FILE.gguf --to DIR`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ImportDocument<'a> {
+    file: &'a Path,
+    folder: String,
+    model_type: String,
+    parameters: u64,
+    formats: Vec<FormatLine>,
+    bits: f64,
+    dtype: String,
+    bytes: u64,
+    tokenizer_ids: usize,
+    pre_tokenizer: String,
+    chat_template: bool,
+}
 
 /// Writes the folder, and prints what it holds.
 ///
@@ -38,14 +64,24 @@ pub(crate) async fn import(args: &ImportArgs, global: &Global) -> Result<()> {
     })?;
     let to = args.to.display().to_string();
     if global.json {
-        text::emit_json(&json!({
-            "file": args.file, "folder": to, "model_type": imported.family, "parameters": imported.parameters(),
-            "formats": imported.formats.iter().map(|format| json!({
-                "format": format.format, "tensors": format.tensors, "parameters": format.parameters,
-            })).collect::<Vec<_>>(),
-            "bits": imported.bits, "dtype": dtype.to_string(), "bytes": imported.bytes, "tokenizer_ids": imported.tokens,
-            "pre_tokenizer": imported.pre_tokenizer, "chat_template": imported.chat_template,
-        }));
+        let formats = imported.formats.iter().map(|of| FormatLine {
+            format: of.format.to_string(),
+            tensors: of.tensors,
+            parameters: of.parameters,
+        });
+        text::emit_json(&ImportDocument {
+            file: &args.file,
+            folder: to.clone(),
+            model_type: imported.family.to_string(),
+            parameters: imported.parameters(),
+            formats: formats.collect(),
+            bits: imported.bits,
+            dtype: dtype.to_string(),
+            bytes: imported.bytes,
+            tokenizer_ids: imported.tokens,
+            pre_tokenizer: imported.pre_tokenizer.to_string(),
+            chat_template: imported.chat_template,
+        });
     } else {
         text::emit(&summary(args, &imported));
     }

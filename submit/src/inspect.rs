@@ -4,13 +4,101 @@
 pub(crate) mod screen;
 
 use crate::cli::{Global, InspectArgs};
-use crate::metrics::{RunMetrics, read_row};
-use crate::records::{Filter, content};
+use crate::metrics::{Row, RunMetrics, read_row};
+use crate::records::{Filter, RecordDocument, content};
 use crate::runs::RunView;
-use crate::status::{Known, warning_json, warning_lines, warnings};
+use crate::status::{Known, WarningDocument, warning_lines, warnings};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use serde_json::{Value, json};
+use agentgym_storage::Manifest;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// An iteration of a run.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct IterationLine {
+    iteration: u32,
+    parts_committed: usize,
+    parts: usize,
+    success: Option<f64>,
+    held_out_success: Option<f64>,
+}
+
+/// `inspect RUN`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct RunDocument {
+    warnings: Vec<WarningDocument>,
+    run: String,
+    revision: u32,
+    identity: String,
+    iterations_planned: u32,
+    commits: usize,
+    iterations: Vec<IterationLine>,
+}
+
+/// A commit, with every figure of its metrics and of its attempt.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Commit {
+    #[cfg_attr(test, schemars(with = "crate::documents::testing::Manifest"))]
+    manifest: Manifest,
+    metrics: Map<String, Value>,
+    stats: Map<String, Value>,
+    wall_s: Option<f64>,
+}
+
+impl Commit {
+    fn of(manifest: Manifest, row: Row) -> Self {
+        Self {
+            manifest,
+            metrics: row.figures,
+            stats: row.stats,
+            wall_s: row.wall_s,
+        }
+    }
+}
+
+/// A part of an iteration.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct PartLine {
+    part: String,
+    committed: bool,
+    attempts: usize,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    commit: Option<Commit>,
+}
+
+/// `inspect RUN N`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct IterationDocument {
+    run: String,
+    iteration: u32,
+    parts: Vec<PartLine>,
+    warnings: Vec<WarningDocument>,
+}
+
+/// `inspect RUN N STAGE PART`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct PartDocument {
+    part: String,
+    #[serde(flatten)]
+    commit: Commit,
+    #[cfg_attr(test, schemars(with = "Vec<crate::documents::testing::Object>"))]
+    records: Vec<RecordDocument>,
+}
+
+/// `inspect RUN N STAGE`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct StageDocument {
+    run: String,
+    parts: Vec<PartDocument>,
+}
 
 /// Runs the command.
 pub(crate) async fn inspect(view: &RunView, args: &InspectArgs, global: &Global) -> Result<()> {
@@ -73,18 +161,25 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
                 .as_ref()
                 .map_or_else(|| "–".into(), |t| text::seconds(t.wall_s)),
         ]);
-        documents.push(json!({
-            "iteration": n, "parts_committed": done, "parts": all.len(),
-            "success": success, "held_out_success": held_out,
-        }));
+        documents.push(IterationLine {
+            iteration: n,
+            parts_committed: done,
+            parts: all.len(),
+            success,
+            held_out_success: held_out,
+        });
     }
     let warned = warnings(view, &progress, &mut Known::default(), None).await?;
     if global.json {
-        text::emit_json(&json!({
-            "warnings": warned.iter().map(warning_json).collect::<Vec<Value>>(),
-            "run": plan.run.to_string(), "revision": plan.revision, "identity": plan.identity,
-            "iterations_planned": plan.iterations, "commits": commits.len(), "iterations": documents,
-        }));
+        text::emit_json(&RunDocument {
+            warnings: warned.iter().map(Into::into).collect(),
+            run: plan.run.to_string(),
+            revision: plan.revision,
+            identity: plan.identity.clone(),
+            iterations_planned: plan.iterations,
+            commits: commits.len(),
+            iterations: documents,
+        });
     } else {
         let head = [
             "iteration",
@@ -121,9 +216,12 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
                 "–".into(),
                 String::new(),
             ]);
-            documents.push(
-                json!({"part": id.to_string(), "committed": false, "attempts": attempts.len()}),
-            );
+            documents.push(PartLine {
+                part: id.to_string(),
+                committed: false,
+                attempts: attempts.len(),
+                commit: None,
+            });
             continue;
         };
         let row = read_row(view, id, &manifest).await?;
@@ -141,18 +239,22 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
             text::bytes(size),
             names.join(" "),
         ]);
-        documents.push(json!({
-            "part": id.to_string(), "committed": true, "attempts": attempts.len(), "manifest": manifest,
-            "metrics": row.figures, "stats": row.stats, "wall_s": row.wall_s,
-        }));
+        documents.push(PartLine {
+            part: id.to_string(),
+            committed: true,
+            attempts: attempts.len(),
+            commit: Some(Commit::of(manifest, row)),
+        });
     }
     let progress = view.progress().await?;
     let warned = warnings(view, &progress, &mut Known::default(), Some(n)).await?;
     if global.json {
-        let warned: Vec<Value> = warned.iter().map(warning_json).collect();
-        text::emit_json(&json!({
-            "run": view.plan.run.to_string(), "iteration": n, "parts": documents, "warnings": warned,
-        }));
+        text::emit_json(&IterationDocument {
+            run: view.plan.run.to_string(),
+            iteration: n,
+            parts: documents,
+            warnings: warned.iter().map(Into::into).collect(),
+        });
     } else {
         let head = ["part", "by attempt", "attempts", "bytes", "outputs"];
         text::emit(&(text::table(&head, &rows) + &warning_lines(&warned)));
@@ -203,17 +305,18 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         }
         kept += content.episodes().unwrap_or(1);
         if args.jsonl {
-            for record in content.to_json() {
-                text::emit(&record.to_string());
+            for record in content.documents() {
+                text::emit(&json!(record).to_string());
             }
             continue;
         }
         let row = read_row(view, id, &manifest).await?;
         if global.json {
-            documents.push(json!({
-                "part": id.to_string(), "manifest": manifest, "metrics": row.figures, "stats": row.stats,
-                "wall_s": row.wall_s, "records": pieces.beside(content.to_json()),
-            }));
+            documents.push(PartDocument {
+                part: id.to_string(),
+                commit: Commit::of(manifest, row),
+                records: pieces.beside(content.documents()),
+            });
             continue;
         }
         text::emit(&screen::head(id, &manifest, &row));
@@ -236,7 +339,10 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
     if global.json && !args.jsonl {
         match (documents.len(), args.part) {
             (1, Some(_)) => text::emit_json(&documents.remove(0)),
-            _ => text::emit_json(&json!({"run": view.plan.run.to_string(), "parts": documents})),
+            _ => text::emit_json(&StageDocument {
+                run: view.plan.run.to_string(),
+                parts: documents,
+            }),
         }
     }
     Ok(())

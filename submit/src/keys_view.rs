@@ -2,7 +2,7 @@
 //! out of date.
 
 use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 fn matching(filter: Option<&str>) -> impl Iterator<Item = &'static KeySpec> {
     let filter = filter.unwrap_or_default().to_owned();
@@ -55,17 +55,40 @@ pub fn render(filter: Option<&str>) -> String {
     out
 }
 
-/// The same as JSON.
-pub fn to_json(filter: Option<&str>) -> Value {
-    matching(filter)
-        .map(|k| {
-            let limit = k.limit;
-            json!({
-                "path": k.path, "kind": kind(k), "default": k.default, "doc": k.doc, "only": k.only,
-                "range": limit.map(|l| l.to_string()), "range_why": limit.map(|l| l.why),
-            })
-        })
-        .collect()
+/// A config key.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct KeyDocument {
+    path: &'static str,
+    kind: &'static str,
+    default: &'static str,
+    doc: &'static str,
+    only: &'static str,
+    range: Option<String>,
+    range_why: Option<&'static str>,
+}
+
+/// `keys [TEXT]`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct KeysDocument {
+    keys: Vec<KeyDocument>,
+}
+
+/// The same as a document.
+pub fn document(filter: Option<&str>) -> KeysDocument {
+    let keys = matching(filter).map(|k| KeyDocument {
+        path: k.path,
+        kind: kind(k),
+        default: k.default,
+        doc: k.doc,
+        only: k.only,
+        range: k.limit.map(|l| l.to_string()),
+        range_why: k.limit.map(|l| l.why),
+    });
+    KeysDocument {
+        keys: keys.collect(),
+    }
 }
 
 #[cfg(test)]
@@ -78,7 +101,7 @@ mod tests {
         for key in KEYS {
             assert!(text.contains(key.path), "{}", key.path);
         }
-        assert_eq!(to_json(None).as_array().map(Vec::len), Some(KEYS.len()));
+        assert_eq!(document(None).keys.len(), KEYS.len());
     }
 
     #[test]

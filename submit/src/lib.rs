@@ -42,8 +42,37 @@ use agentgym_storage::Store;
 use agentgym_text::without_secrets;
 use cli::{Cli, Command, Global};
 pub use error::{Error, Exit, Result};
+use metrics::summary::{ReportDocument, report_document};
 use runs::{DEFAULT_STORE, RunView, existing_store};
-use serde_json::json;
+use serde::Serialize;
+use std::path::Path;
+
+/// `digest RUN`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct DigestDocument {
+    run: String,
+    digest: String,
+    commits: usize,
+}
+
+/// `export RUN --iteration N --to DIR`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct ExportDocument<'a> {
+    to: &'a Path,
+    #[serde(flatten)]
+    exported: &'a export::Exported,
+}
+
+/// `export RUN --trajectories FILE`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct TrajectoriesDocument<'a> {
+    to: &'a Path,
+    #[serde(flatten)]
+    written: trajectories::Written,
+}
 
 /// Runs one command.
 ///
@@ -64,7 +93,7 @@ async fn command(cli: &Cli) -> Result<()> {
         Command::Plan(args) => plan(args, global).await,
         Command::Keys { filter } => {
             if global.json {
-                text::emit_json(&json!({"keys": keys_view::to_json(filter.as_deref())}));
+                text::emit_json(&keys_view::document(filter.as_deref()));
             } else {
                 text::emit(&keys_view::render(filter.as_deref()));
             }
@@ -84,7 +113,7 @@ async fn command(cli: &Cli) -> Result<()> {
             let queue = claims::queue(&view, global).await;
             let status = status::status(&view, queue.as_ref()).await?;
             if global.json {
-                text::emit_json(&status.to_json());
+                text::emit_json(&status.document());
             } else {
                 text::emit(&status.render(text::unix_now_s()));
             }
@@ -128,9 +157,11 @@ async fn command(cli: &Cli) -> Result<()> {
             let view = view(run, global).await?;
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
             if global.json {
-                text::emit_json(
-                    &json!({"run": view.plan.run.to_string(), "digest": digest.to_string(), "commits": commits}),
-                );
+                text::emit_json(&DigestDocument {
+                    run: view.plan.run.to_string(),
+                    digest: digest.to_string(),
+                    commits,
+                });
             } else {
                 text::emit(&format!("{digest}  {commits} commits"));
             }
@@ -163,7 +194,7 @@ async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
         .with_notes(&config.notes)
         .with_measured(measured);
     if global.json {
-        text::emit_json(&view.to_json());
+        text::emit_json(&view.document());
     } else {
         text::emit(&view.render());
     }
@@ -212,7 +243,7 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
         };
         let written = trajectories::export(&view, &wanted, file).await?;
         if global.json {
-            text::emit_json(&written.to_json(file));
+            text::emit_json(&TrajectoriesDocument { to: file, written });
         } else {
             text::emit(&written.to_text(file));
         }
@@ -232,11 +263,10 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
     };
     let exported = export::export(&view, iteration, to, wanted).await?;
     if global.json {
-        text::emit_json(&json!({
-            "to": to, "names": exported.names, "removed": exported.removed,
-            "unwritten": exported.unwritten,
-            "trajectories": exported.trajectories, "examples": exported.examples,
-        }));
+        text::emit_json(&ExportDocument {
+            to,
+            exported: &exported,
+        });
     } else {
         text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
     }
@@ -261,7 +291,10 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
         written.extend(evaluation::write_items(view, &dir).await?);
     }
     if global.json {
-        text::emit_json(&metrics::summary::report_json(&book, &view.plan));
+        text::emit_json(&ReportDocument {
+            report: report_document(&book, &view.plan),
+            end: None,
+        });
         return Ok(());
     }
     let mut out = metrics::summary::report(&book, &view.plan);

@@ -18,6 +18,7 @@ use agentgym_record::Stats;
 use agentgym_record::metrics::{EpisodeSummary, EvaluationMetrics, Metrics};
 use agentgym_storage::{Manifest, SeenCommits};
 use futures::{StreamExt, TryStreamExt, stream};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -90,7 +91,8 @@ pub struct RunMetrics {
 }
 
 /// Metrics of one training iteration.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Training {
     /// 1-based.
     pub iteration: u32,
@@ -115,6 +117,7 @@ pub struct Training {
     /// Horizon, in rounds.
     pub horizon: u32,
     /// Mean rounds played.
+    #[serde(rename = "rounds_mean")]
     pub rounds: Option<f64>,
     /// Trajectories that an AgentEvol iteration trains on.
     pub kept: Option<u64>,
@@ -140,11 +143,13 @@ pub struct Evaluated {
 }
 
 /// Success on one set.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SetScore {
     /// Share of solved episodes at `evaluation.temperature`.
     pub success: f64,
     /// Share of tasks that the greedy episode solves.
+    #[serde(rename = "success_greedy")]
     pub greedy: Option<f64>,
     /// Tasks of the set.
     pub tasks: f64,

@@ -3,6 +3,7 @@
 pub(crate) mod advice;
 pub(crate) mod check;
 pub(crate) mod device;
+pub mod document;
 pub mod measured;
 pub(crate) mod memory;
 pub mod model_size;

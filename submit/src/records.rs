@@ -2,18 +2,18 @@
 //! is self-contained and one line of `--jsonl`, with every per-token stream next to its token ids.
 
 use crate::Result;
-use crate::runs::{RunView, part_id};
+use crate::runs::{COMMIT, RunView, part_id};
 use crate::text::plain_zeros;
 use agentgym_envs::spec::EnvSpec;
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, OPENING, Sequence};
+use agentgym_jobs::config::OpeningTurn;
+use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Outcome, Sequence, Turn};
 use agentgym_jobs::pipeline::Records;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::records::{
-    Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
-};
 use agentgym_jobs::trajectory::Lineage;
 use agentgym_record::documents::{CriticSteps, UpdateSteps};
+use agentgym_record::filter::{Kept, kept};
+use agentgym_record::iteration::{self, Scored, Slot, batch, scored};
 use agentgym_storage::{InputRef, Manifest};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -34,37 +34,15 @@ impl Filter {
     }
 }
 
-/// An episode with its recomputed streams.
-#[derive(Debug)]
-pub struct ScoredEpisode {
-    /// The episode as played.
-    pub episode: Episode,
-    /// Log-probs under policy and reference.
-    pub streams: EpisodeLogProbs,
-    /// The critic's values, by sequence and token, if the run has a critic.
-    pub values: Option<Vec<Vec<f32>>>,
-}
-
-/// A filled slot of the batch.
-#[derive(Debug)]
-pub struct Slot {
-    /// draw × n + sample.
-    pub slot: usize,
-    /// What the policy trains on.
-    pub episode: BatchEpisode,
-    /// What the critic trains on, by sequence, if the run has a critic.
-    pub targets: Option<Vec<CriticSequence>>,
-}
-
 /// The typed content of a part.
 #[derive(Debug)]
 pub enum Content {
     /// Episodes of a rollout or an evaluation.
     Episodes(Vec<Episode>),
     /// The episodes that an AgentEvol iteration trains on, and where each was played.
-    Kept(Vec<(Lineage, Episode)>),
+    Kept(Vec<Kept>),
     /// Log-probs with the episodes they were computed for.
-    LogProbs(Vec<ScoredEpisode>),
+    LogProbs(Vec<Scored>),
     /// The batch, by slot.
     Batch(Vec<Slot>),
     /// The minibatches of an update, of the policy or of the critic.
@@ -85,29 +63,16 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             Content::Episodes(episodes)
         }
         Records::Kept => {
-            let mut kept = kept(view, manifest).await?;
-            kept.retain(|(_, e)| filter.keeps(e.group, e.sample));
+            let mut kept = kept(&view.inputs([(COMMIT, manifest.clone())]), COMMIT).await?;
+            kept.retain(|k| filter.keeps(k.episode.group, k.episode.sample));
             Content::Kept(kept)
         }
         Records::LogProbs => {
-            let LogProbs::V1(rows) = view.payload(manifest, artifact_names::LOG_PROBS).await?;
             let rollout = input(view, manifest, "rollout").await?;
-            let values = match has(manifest, artifact_names::VALUES) {
-                true => {
-                    let Values::V1(values) = view.payload(manifest, artifact_names::VALUES).await?;
-                    values.into_iter().map(Some).collect()
-                }
-                false => vec![None; rows.len()],
-            };
-            let episodes = episodes(view, &rollout).await?.into_iter();
-            let all = episodes.zip(rows).zip(values);
-            let all = all.map(|((episode, streams), values)| ScoredEpisode {
-                episode,
-                streams,
-                values,
-            });
-            let kept = all.filter(|s| filter.keeps(s.episode.group, s.episode.sample));
-            Content::LogProbs(kept.collect())
+            let inputs = view.inputs([("rollout", rollout), (COMMIT, manifest.clone())]);
+            let mut all = scored(&inputs, "rollout", COMMIT, manifest.part).await?;
+            all.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
+            Content::LogProbs(all)
         }
         Records::Batch => {
             let mut slots = slots(view, manifest).await?;
@@ -132,21 +97,6 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
 
 fn minibatches(steps: &[impl Serialize]) -> Content {
     Content::Update(steps.iter().map(|step| plain_zeros(json!(step))).collect())
-}
-
-/// The trajectories of a filter's commit with their lineage.
-async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episode)>> {
-    let bad = |message: String| agentgym_jobs::Error::Payload {
-        what: artifact_names::LINEAGE.into(),
-        message,
-    };
-    let lineage: Vec<Lineage> = view.document(manifest).await?;
-    let episodes = episodes(view, manifest).await?;
-    if lineage.len() != episodes.len() {
-        let (rows, episodes) = (lineage.len(), episodes.len());
-        return Err(bad(format!("has {rows} rows for {episodes} episodes")).into());
-    }
-    Ok(lineage.into_iter().zip(episodes).collect())
 }
 
 /// Adds the possible actions if the observations list them.
@@ -182,40 +132,14 @@ pub(crate) fn has(manifest: &Manifest, name: &str) -> bool {
 
 /// The filled slots of an iteration's batch, with the critic's targets.
 pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
-    let Batch::V1(batch) = view.payload(manifest, artifact_names::BATCH).await?;
-    let mut targets = match has(manifest, artifact_names::TARGETS) {
-        true => {
-            let CriticTargets::V1(targets) =
-                view.payload(manifest, artifact_names::TARGETS).await?;
-            targets
-        }
-        false => Vec::new(),
-    };
-    targets.resize(batch.len(), None);
-    let all = batch.into_iter().zip(targets).enumerate();
-    let filled = all.filter_map(|(slot, (episode, targets))| {
-        Some(Slot {
-            slot,
-            episode: episode?,
-            targets,
-        })
-    });
-    Ok(filled.collect())
+    let (batch, targets) = batch(&view.inputs([(COMMIT, manifest.clone())]), COMMIT).await?;
+    Ok(iteration::slots(batch, targets))
 }
 
 /// The validated episodes of a commit.
 pub async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
-    let episodes: Episodes = view.payload(manifest, artifact_names::EPISODES).await?;
-    let episodes = episodes.into_vec();
-    for episode in &episodes {
-        episode
-            .check()
-            .map_err(|message| agentgym_jobs::Error::Payload {
-                what: artifact_names::EPISODES.into(),
-                message,
-            })?;
-    }
-    Ok(episodes)
+    let inputs = view.inputs([(COMMIT, manifest.clone())]);
+    Ok(iteration::episodes(&inputs, COMMIT, artifact_names::EPISODES).await?)
 }
 
 /// The commit behind a named input.
@@ -266,159 +190,271 @@ impl Content {
         }
     }
 
-    /// One JSON value per record.
-    pub fn to_json(&self) -> Vec<Value> {
+    /// One document per record.
+    pub fn documents(&self) -> Vec<RecordDocument> {
         let mut number = 0;
+        let mut sequences = |e: &Episode| -> Vec<SequenceRecord> {
+            let all = e.sequences.iter();
+            all.map(|s| SequenceRecord::of(s, &mut number)).collect()
+        };
         match self {
-            Self::Episodes(list) => list
+            Self::Episodes(list) => {
+                let record = |e| EpisodeRecord::of(e, sequences(e)).into();
+                list.iter().map(record).collect()
+            }
+            Self::Kept(list) => {
+                let record = |kept: &Kept| {
+                    let mut record = EpisodeRecord::of(&kept.episode, sequences(&kept.episode));
+                    record.lineage = Some(kept.lineage.clone());
+                    record.into()
+                };
+                list.iter().map(record).collect()
+            }
+            Self::LogProbs(list) => {
+                let record = |scored| EpisodeRecord::scored(scored, &mut number).into();
+                list.iter().map(record).collect()
+            }
+            Self::Batch(list) => {
+                let record = |slot| SlotRecord::of(slot, &mut number).into();
+                list.iter().map(record).collect()
+            }
+            Self::Update(minibatches) => minibatches
                 .iter()
-                .map(|e| {
-                    let sequences: Vec<Value> = e
-                        .sequences
-                        .iter()
-                        .map(|s| sequence_json(s, &mut number))
-                        .collect();
-                    episode_json(e, sequences)
-                })
+                .cloned()
+                .map(RecordDocument::Step)
                 .collect(),
-            Self::Kept(list) => list
-                .iter()
-                .map(|(lineage, e)| {
-                    let sequences = e.sequences.iter();
-                    let sequences = sequences.map(|s| sequence_json(s, &mut number)).collect();
-                    let mut record = episode_json(e, sequences);
-                    record["lineage"] = json!(lineage);
-                    record
-                })
-                .collect(),
-            Self::LogProbs(list) => list
-                .iter()
-                .map(|scored| scored_json(scored, &mut number))
-                .collect(),
-            Self::Batch(list) => list
-                .iter()
-                .map(|slot| batch_json(slot, &mut number))
-                .collect(),
-            Self::Update(minibatches) => minibatches.clone(),
             Self::Nothing => Vec::new(),
         }
     }
 }
 
-/// Ids and masks of one sequence. Training packs sequences without padding: all tokens are attended
-/// to, positions restart with each sequence, and the sequence id confines attention to the
+/// A record of a part.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum RecordDocument {
+    /// An episode.
+    Episode(Box<EpisodeRecord>),
+    /// A slot of the batch.
+    Slot(Box<SlotRecord>),
+    /// A minibatch of an update.
+    Step(Value),
+}
+
+impl From<EpisodeRecord> for RecordDocument {
+    fn from(record: EpisodeRecord) -> Self {
+        Self::Episode(Box::new(record))
+    }
+}
+
+impl From<SlotRecord> for RecordDocument {
+    fn from(record: SlotRecord) -> Self {
+        Self::Slot(Box::new(record))
+    }
+}
+
+impl RecordDocument {
+    /// The sequences of an episode or a slot.
+    pub(crate) fn sequences_mut(&mut self) -> &mut [SequenceRecord] {
+        match self {
+            Self::Episode(record) => &mut record.sequences,
+            Self::Slot(record) => &mut record.sequences,
+            Self::Step(_) => &mut [],
+        }
+    }
+}
+
+/// What `log_probs` computed for a sequence.
+#[derive(Debug, Clone, Serialize)]
+struct ScoredStreams {
+    old_log_probs: Option<Vec<f32>>,
+    entropies: Option<Vec<f32>>,
+    ref_log_probs: Option<Vec<f32>>,
+    values: Option<Vec<f32>>,
+}
+
+/// What an update reads of a sequence.
+#[derive(Debug, Clone, Serialize)]
+struct TrainedStreams {
+    old_log_probs: Vec<f32>,
+    ref_log_probs: Option<Vec<f32>>,
+    advantages: Vec<f64>,
+    values: Option<Vec<f32>>,
+    returns: Option<Vec<f64>>,
+}
+
+/// Ids, masks and streams of one sequence. Training packs sequences without padding: all tokens are
+/// attended to, positions restart with each sequence, and the sequence id confines attention to the
 /// sequence.
-fn sequence_json(sequence: &Sequence, number: &mut usize) -> Value {
-    let n = sequence.token_ids.len();
-    let mut out = json!({
-        "token_ids": sequence.token_ids,
-        "attention_mask": vec![1; n],
-        "loss_mask": bits(&sequence.loss_mask),
-        "position_ids": (0..n).collect::<Vec<_>>(),
-        "sequence_ids": vec![*number; n],
-        "sampled_log_probs": sequence.sampled_log_probs,
-    });
-    if let Some(masses) = &sequence.log_kept_mass {
-        out["log_kept_mass"] = json!(masses);
+#[derive(Debug, Clone, Serialize)]
+pub struct SequenceRecord {
+    pub(crate) token_ids: Vec<u32>,
+    attention_mask: Vec<u8>,
+    loss_mask: Vec<u8>,
+    position_ids: Vec<usize>,
+    sequence_ids: Vec<usize>,
+    sampled_log_probs: Vec<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_kept_mass: Option<Vec<f32>>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    scored: Option<ScoredStreams>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    trained: Option<TrainedStreams>,
+    /// Of the sampler correction, in an export.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) importance_weights: Option<Vec<f64>>,
+    /// The text of each token, where somebody looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pieces: Option<Vec<String>>,
+}
+
+impl SequenceRecord {
+    fn of(sequence: &Sequence, number: &mut usize) -> Self {
+        let n = sequence.token_ids.len();
+        *number += 1;
+        Self {
+            token_ids: sequence.token_ids.clone(),
+            attention_mask: vec![1; n],
+            loss_mask: sequence.loss_mask.iter().map(|m| u8::from(*m)).collect(),
+            position_ids: (0..n).collect(),
+            sequence_ids: vec![*number - 1; n],
+            sampled_log_probs: sequence.sampled_log_probs.clone(),
+            log_kept_mass: sequence.log_kept_mass.clone(),
+            scored: None,
+            trained: None,
+            importance_weights: None,
+            pieces: None,
+        }
     }
-    *number += 1;
-    out
 }
 
-fn bits(mask: &[bool]) -> Vec<u8> {
-    mask.iter().map(|m| u8::from(*m)).collect()
+/// An episode.
+#[derive(Debug, Clone, Serialize)]
+pub struct EpisodeRecord {
+    task: String,
+    env: String,
+    item_id: i64,
+    group: u32,
+    sample: u32,
+    outcome: Outcome,
+    success: bool,
+    reward: f64,
+    fault: Option<String>,
+    prompt: String,
+    turns: Vec<Turn>,
+    /// By turn; none if the environment does not list them or they were not requested.
+    available_actions: Option<Vec<Option<Vec<String>>>>,
+    pub(crate) sequences: Vec<SequenceRecord>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    opening: Vec<OpeningTurn>,
+    /// Where a trajectory of AgentEvol was played.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lineage: Option<Lineage>,
 }
 
-fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
-    let mut row = json!({
-        "task": episode.task.to_string(),
-        "env": episode.task.env,
-        "item_id": episode.task.item_id,
-        "group": episode.group,
-        "sample": episode.sample,
-        "outcome": episode.outcome,
-        "success": episode.success,
-        "reward": episode.reward,
-        "fault": episode.fault,
-        "prompt": episode.prompt,
-        "turns": episode.turns,
-        "available_actions": available_json(episode),
-        "sequences": sequences,
-    });
-    let opening = episode.opening();
-    if !opening.is_empty() {
-        row[OPENING] = json!(opening);
+impl EpisodeRecord {
+    fn of(e: &Episode, sequences: Vec<SequenceRecord>) -> Self {
+        Self {
+            task: e.task.to_string(),
+            env: e.task.env.clone(),
+            item_id: e.task.item_id,
+            group: e.group,
+            sample: e.sample,
+            outcome: e.outcome,
+            success: e.success,
+            reward: e.reward,
+            fault: e.fault.clone(),
+            prompt: e.prompt.clone(),
+            turns: e.turns.clone(),
+            available_actions: Some(e.available_actions()).filter(|listed| !listed.is_empty()),
+            sequences,
+            opening: e.opening(),
+            lineage: None,
+        }
     }
-    row
-}
 
-/// An episode with its recomputed streams.
-pub(crate) fn scored_json(scored: &ScoredEpisode, number: &mut usize) -> Value {
-    let (e, row) = (&scored.episode, &scored.streams);
-    let sequences = e.sequences.iter().enumerate().map(|(i, s)| {
-        let mut out = sequence_json(s, number);
-        out["old_log_probs"] = json!(row.old.get(i));
-        out["entropies"] = json!(row.entropies.get(i));
-        out["ref_log_probs"] = json!(row.reference.as_ref().and_then(|r| r.get(i)));
-        out["values"] = json!(scored.values.as_ref().and_then(|v| v.get(i)));
-        out
-    });
-    let sequences = sequences.collect();
-    episode_json(e, sequences)
-}
-
-/// The possible actions by turn; null if the environment does not list them or they were not
-/// requested.
-fn available_json(episode: &Episode) -> Value {
-    match episode.available_actions() {
-        listed if listed.is_empty() => Value::Null,
-        listed => json!(listed),
+    /// With its recomputed streams.
+    pub(crate) fn scored(scored: &Scored, number: &mut usize) -> Self {
+        let (e, row) = (&scored.episode, &scored.streams);
+        let at =
+            |rows: Option<&Vec<Vec<f32>>>, i: usize| rows.and_then(|rows| rows.get(i)).cloned();
+        let sequences = e.sequences.iter().enumerate().map(|(i, s)| SequenceRecord {
+            scored: Some(ScoredStreams {
+                old_log_probs: at(Some(&row.old), i),
+                entropies: at(Some(&row.entropies), i),
+                ref_log_probs: at(row.reference.as_ref(), i),
+                values: at(scored.values.as_ref(), i),
+            }),
+            ..SequenceRecord::of(s, number)
+        });
+        let sequences = sequences.collect();
+        Self::of(e, sequences)
     }
 }
 
 /// A slot of the batch with every stream that an update reads.
-pub fn batch_json(slot: &Slot, number: &mut usize) -> Value {
-    let Slot {
-        slot,
-        episode,
-        targets,
-    } = slot;
-    let sequences: Vec<Value> = episode
-        .sequences
-        .iter()
-        .enumerate()
-        .map(|(i, s)| {
-            let mut out = sequence_json(&s.sequence, number);
-            out["old_log_probs"] = json!(s.old_log_probs);
-            out["ref_log_probs"] = json!(s.ref_log_probs);
-            out["advantages"] = json!(s.advantages);
-            let critic = targets.as_ref().and_then(|all| all.get(i));
-            out["values"] = json!(critic.map(|c| &c.values));
-            out["returns"] = json!(critic.map(|c| &c.returns));
-            out
-        })
-        .collect();
-    json!({
-        "slot": slot,
-        "task": episode.task.to_string(),
-        "env": episode.task.env,
-        "item_id": episode.task.item_id,
-        "group": episode.group,
-        "sample": episode.sample,
-        "outcome": episode.outcome,
-        "success": episode.success,
-        "reward": episode.reward,
-        "advantage": episode.advantage,
-        "sequences": sequences,
-    })
+#[derive(Debug, Clone, Serialize)]
+pub struct SlotRecord {
+    #[serde(flatten)]
+    pub(crate) head: SlotHead,
+    pub(crate) sequences: Vec<SequenceRecord>,
+}
+
+/// A slot without its sequences.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SlotHead {
+    slot: usize,
+    task: String,
+    env: String,
+    item_id: i64,
+    group: u32,
+    sample: u32,
+    outcome: Outcome,
+    success: bool,
+    reward: f64,
+    advantage: f64,
+}
+
+impl SlotRecord {
+    pub(crate) fn of(slot: &Slot, number: &mut usize) -> Self {
+        let e = &slot.episode;
+        let sequences = e.sequences.iter().enumerate().map(|(i, s)| {
+            let critic = slot.targets.as_ref().and_then(|all| all.get(i));
+            SequenceRecord {
+                trained: Some(TrainedStreams {
+                    old_log_probs: s.old_log_probs.clone(),
+                    ref_log_probs: s.ref_log_probs.clone(),
+                    advantages: s.advantages.clone(),
+                    values: critic.map(|c| c.values.clone()),
+                    returns: critic.map(|c| c.returns.clone()),
+                }),
+                ..SequenceRecord::of(&s.sequence, number)
+            }
+        });
+        let sequences = sequences.collect();
+        Self {
+            head: SlotHead {
+                slot: slot.slot,
+                task: e.task.to_string(),
+                env: e.task.env.clone(),
+                item_id: e.task.item_id,
+                group: e.group,
+                sample: e.sample,
+                outcome: e.outcome,
+                success: e.success,
+                reward: e.reward,
+                advantage: e.advantage,
+            },
+            sequences,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
-    use agentgym_jobs::episode::{Finish, Outcome, Parse, Task, Turn};
-    use agentgym_jobs::records::BatchSequence;
+    use agentgym_jobs::episode::{Finish, Parse, Task};
+    use agentgym_jobs::records::{BatchEpisode, BatchSequence, CriticSequence};
     use std::path::Path;
 
     /// BabyAI lists the actions in its observations: those in the observation before a turn were
@@ -467,16 +503,16 @@ actor_rollout_ref:
             extra: vec![],
         };
         list_actions(&plan, std::slice::from_mut(&mut episode));
-        let json = episode_json(&episode, vec![]);
+        let json = |episode: &Episode| json!(EpisodeRecord::of(episode, vec![]));
         assert_eq!(
-            json["available_actions"],
+            json(&episode)["available_actions"],
             json!([["turn left", "move forward"], ["turn right"], null])
         );
         // Null if nothing is listed.
         episode.extra.clear();
         episode.task.env = "textcraft".into();
         list_actions(&plan, std::slice::from_mut(&mut episode));
-        assert!(episode_json(&episode, vec![])["available_actions"].is_null());
+        assert!(json(&episode)["available_actions"].is_null());
     }
 
     #[test]
@@ -516,7 +552,7 @@ actor_rollout_ref:
             episode,
             targets: Some(vec![targets.clone(), targets]),
         };
-        let record = batch_json(&slot, &mut 5);
+        let record = json!(SlotRecord::of(&slot, &mut 5));
         for sequence in record["sequences"].as_array().unwrap() {
             for (name, stream) in sequence.as_object().unwrap() {
                 if name != "ref_log_probs" {

@@ -12,8 +12,9 @@ pub(crate) mod signals;
 use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::metrics::played::before_and_after;
-use crate::metrics::summary;
+use crate::metrics::summary::{self, EndOfRun, ReportDocument};
 use crate::plan::device::Gpu;
+use crate::plan::document::ForkDocument;
 use crate::plan::measured::Measured;
 use crate::plan::view::PlanView;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
@@ -328,10 +329,13 @@ fn show_fork(
         .with_measured(measured);
     let of = &parent.plan.run;
     if global.json {
-        let mut document = view.to_json();
-        document["fork"] = serde_json::json!({
-            "run": of.to_string(), "iteration": args.iteration, "takes_over": taken,
-            "fresh_optimizer": args.fresh_optimizer, "changed": args.overrides,
+        let mut document = view.document();
+        document.fork = Some(ForkDocument {
+            run: of.to_string(),
+            iteration: args.iteration,
+            takes_over: taken,
+            fresh_optimizer: args.fresh_optimizer,
+            changed: args.overrides.clone(),
         });
         text::emit_json(&document);
         return;
@@ -426,17 +430,15 @@ async fn follow(view: RunView, display: Display, global: &Global, resume: &str) 
             let (digest, commits) = store.run_digest_of(&plan.run, seen).await?;
             let status = crate::status::status(&view, None).await?;
             if global.json {
-                let mut report = summary::report_json(&follower.book, &plan);
-                let warned = status.warnings.iter().map(crate::status::warning_json);
-                report["warnings"] = warned.collect();
-                report["digest"] = digest.to_string().into();
-                report["commits"] = commits.into();
-                report["written"] = written
-                    .iter()
-                    .map(|p| p.display().to_string())
-                    .collect::<Vec<_>>()
-                    .into();
-                text::emit_json(&report);
+                text::emit_json(&ReportDocument {
+                    report: summary::report_document(&follower.book, &plan),
+                    end: Some(EndOfRun {
+                        warnings: status.warnings.iter().map(Into::into).collect(),
+                        digest: digest.to_string(),
+                        commits,
+                        written: written.iter().map(|p| p.display().to_string()).collect(),
+                    }),
+                });
             } else {
                 let mut out = summary::report(&follower.book, &plan);
                 out += &before_and_after(&view, &follower.book).await;

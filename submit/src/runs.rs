@@ -18,6 +18,9 @@ use std::sync::Arc;
 /// Store used if neither the command line nor the config names one.
 pub const DEFAULT_STORE: &str = "agentgym-data";
 
+/// The name of a commit that is read by itself.
+pub(crate) const COMMIT: &str = "commit";
+
 /// A run in a store.
 #[derive(Clone)]
 pub struct RunView {
@@ -177,15 +180,34 @@ impl RunView {
         })
     }
 
+    /// Commits as the named inputs of whoever reads them.
+    pub fn inputs<'a>(&self, commits: impl IntoIterator<Item = (&'a str, Manifest)>) -> Inputs {
+        let commits = commits.into_iter();
+        let commits = commits.map(|(name, manifest)| (name.to_owned(), manifest));
+        Inputs::new(self.store.clone(), commits.collect(), cache_dir())
+    }
+
+    /// The inputs that the plan gives a part.
+    pub async fn inputs_of(&self, id: PartId) -> Result<Inputs> {
+        let all = parts(&self.plan, id.iteration);
+        let own = all.iter().find(|part| part.id == id);
+        let own = own.ok_or_else(|| {
+            Error::Missing(format!(
+                "the plan of run {} has no part {id}",
+                self.plan.run
+            ))
+        })?;
+        let mut commits = Vec::new();
+        for input in &own.inputs {
+            commits.push((input.name.as_str(), self.committed(input.from).await?));
+        }
+        Ok(self.inputs(commits))
+    }
+
     /// The verified bytes of an output.
     pub async fn bytes(&self, manifest: &Manifest, name: &str) -> Result<Vec<u8>> {
-        const INPUT: &str = "commit";
-        let inputs = Inputs::new(
-            self.store.clone(),
-            vec![(INPUT.to_owned(), manifest.clone())],
-            cache_dir(),
-        );
-        Ok(inputs.bytes(INPUT, name).await?.to_vec())
+        let inputs = self.inputs([(COMMIT, manifest.clone())]);
+        Ok(inputs.bytes(COMMIT, name).await?.to_vec())
     }
 
     /// A decoded binary payload.

@@ -9,8 +9,17 @@ use agentgym_jobs::pipeline::policy_of;
 use agentgym_model::{Device, Policy, gguf_at, import_line};
 use agentgym_serve::{ServeOptions, ServedPolicy, start};
 use agentgym_worker::SERVER_KEY_VARIABLE as KEY_VARIABLE;
-use serde_json::json;
+use serde::Serialize;
 use std::path::Path;
+
+/// `serve RUN|FOLDER`, as one line.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ServeDocument {
+    url: String,
+    model: String,
+    context: usize,
+}
 
 /// Runs the command; without a run it is a folder that is served.
 pub(crate) async fn serve(run: Option<RunView>, args: &ServeArgs, global: &Global) -> Result<()> {
@@ -64,7 +73,11 @@ pub(crate) async fn serve(run: Option<RunView>, args: &ServeArgs, global: &Globa
     let url = format!("http://{}", server.address);
     if global.json {
         let context = server.context;
-        text::emit_json_line(&json!({"version": 1, "url": url, "model": name, "context": context}));
+        text::emit_json_line(&ServeDocument {
+            url,
+            model: name,
+            context,
+        });
     } else {
         text::emit(&format!(
             "{url}/v1 serves {name}, up to {} tokens\nCtrl-C ends it, once what it is at is answered.",

@@ -19,8 +19,11 @@ use agentgym_record::metrics::Metrics;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, Warning};
+#[cfg(test)]
+pub(crate) use all::AllDocument;
 pub(crate) use all::all;
-pub(crate) use document::warning_json;
+pub use document::StatusDocument;
+pub(crate) use document::WarningDocument;
 use std::collections::{BTreeMap, BTreeSet};
 pub(crate) use watched::{Known, warning_lines, warnings};
 
@@ -97,7 +100,8 @@ pub struct Status {
 }
 
 /// Progress of supervised training, by its last committed part.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Fitted {
     /// Optimizer steps made.
     pub step: u32,
@@ -601,7 +605,7 @@ mod tests {
             pace: 31 s an iteration, about 9 min 18 s left
             waiting: for a worker to take 3/rollout/0, 3/rollout/1; then 3/log_probs; where none is alive, `agentgym-submit resume quick-1a2b --store s3://b/p` starts one
         ");
-        let json = status.to_json();
+        let json = serde_json::json!(status.document());
         assert_eq!(json["in_flight"][0]["state"], "lost");
         assert_eq!(json["in_flight"][0]["worker_alive"], false);
     }

@@ -3,6 +3,7 @@
 use crate::documents::{laid_out, versioned};
 use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
@@ -64,13 +65,13 @@ pub fn emitted() -> Result<()> {
 
 /// Prints a JSON document to standard output, with its version. Control characters are written as
 /// JSON escapes, so the value is the same.
-pub fn emit_json(value: &Value) {
-    write_out(&laid_out(&versioned(value)));
+pub fn emit_json(document: &impl Serialize) {
+    write_out(&laid_out(&versioned(document)));
 }
 
 /// [`emit_json`] on one line.
-pub fn emit_json_line(value: &Value) {
-    write_out(&versioned(value).to_string());
+pub fn emit_json_line(document: &impl Serialize) {
+    write_out(&versioned(document).to_string());
 }
 
 /// Breaks lines longer than `width`: between columns (two spaces) if possible, else between words.

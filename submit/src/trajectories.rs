@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::trajectory::Trajectory;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -37,7 +38,8 @@ pub struct Wanted {
 }
 
 /// Counts of an export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Written {
     /// Rows of the file.
     pub trajectories: usize,
@@ -144,14 +146,6 @@ pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Writte
 }
 
 impl Written {
-    /// The counts as JSON.
-    pub fn to_json(self, to: &Path) -> Value {
-        json!({
-            "to": to, "trajectories": self.trajectories, "below_threshold": self.below_threshold,
-            "unusable": self.unusable, "parts": self.parts,
-        })
-    }
-
     /// The counts as text.
     pub fn to_text(self, to: &Path) -> String {
         format!(

@@ -9,15 +9,47 @@ use agentgym_jobs::pipeline::{PartId, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Fault, Finding, Key, PartKey, Planned, RunId, Store, Verified};
 use indicatif::ProgressBar;
-use serde_json::json;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// An object that is not as the run left it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FindingDocument {
+    /// `damaged`, `missing`, `foreign` or `stray`.
+    fault: &'static str,
+    key: String,
+    found: String,
+    remedy: String,
+}
+
+/// `verify RUN`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct VerifyDocument {
+    run: String,
+    store: String,
+    whole: bool,
+    plan_revisions: usize,
+    commits: u64,
+    artifacts: u64,
+    bytes: u64,
+    taken_over: u64,
+    removed: u64,
+    attempt_records: u64,
+    tombstones: u64,
+    pins: u64,
+    journal_segments: u64,
+    left_behind: u64,
+    findings: Vec<FindingDocument>,
+}
 
 /// Findings so far: printed at once, or collected for the single document of `--json`.
 #[derive(Default)]
 struct Report {
     is_json: bool,
     bar: Option<ProgressBar>,
-    kept: Vec<serde_json::Value>,
+    kept: Vec<FindingDocument>,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -29,8 +61,12 @@ impl Report {
             key, found, remedy, ..
         } = finding;
         if self.is_json {
-            let line = json!({"fault": kind, "key": key, "found": found, "remedy": remedy});
-            self.kept.push(line);
+            self.kept.push(FindingDocument {
+                fault: kind,
+                key: key.clone(),
+                found: found.clone(),
+                remedy: remedy.clone(),
+            });
             return;
         }
         let remedy = match remedy.is_empty() {
@@ -80,23 +116,23 @@ pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<
     };
     let faults = report.faults();
     if global.json {
-        text::emit_json(&json!({
-            "run": id.to_string(),
-            "store": store.url(),
-            "whole": faults.is_none(),
-            "plan_revisions": revisions,
-            "commits": verified.commits,
-            "artifacts": verified.artifacts,
-            "bytes": verified.bytes,
-            "taken_over": verified.taken_over,
-            "removed": verified.removed,
-            "attempt_records": verified.attempt_records,
-            "tombstones": verified.tombstones,
-            "pins": verified.pins,
-            "journal_segments": verified.journal_segments,
-            "left_behind": verified.left_behind,
-            "findings": report.kept,
-        }));
+        text::emit_json(&VerifyDocument {
+            run: id.to_string(),
+            store: store.url().to_owned(),
+            whole: faults.is_none(),
+            plan_revisions: revisions,
+            commits: verified.commits,
+            artifacts: verified.artifacts,
+            bytes: verified.bytes,
+            taken_over: verified.taken_over,
+            removed: verified.removed,
+            attempt_records: verified.attempt_records,
+            tombstones: verified.tombstones,
+            pins: verified.pins,
+            journal_segments: verified.journal_segments,
+            left_behind: verified.left_behind,
+            findings: report.kept,
+        });
     } else {
         text::emit(&summary(run, faults.is_none(), revisions, &verified));
     }

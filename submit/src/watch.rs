@@ -37,7 +37,7 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
         let changed = last.as_ref() != Some(&status);
         if global.json {
             if changed {
-                text::emit_json_line(&status.to_json());
+                text::emit_json_line(&status.document());
             }
         } else if screen.is_term() {
             let width = usize::from(screen.size().1);

@@ -14,11 +14,20 @@ use agentgym_queue::Queue;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Exhausted, counted_failures};
-use serde_json::json;
+use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Parts reported individually; the others are only counted.
 const PARTS_MAX: usize = 8;
+
+/// The answer, one reason a line.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct WhyDocument {
+    run: String,
+    part: Option<String>,
+    because: Vec<String>,
+}
 
 /// `why RUN [ITERATION/STAGE/PART]`.
 ///
@@ -27,9 +36,11 @@ const PARTS_MAX: usize = 8;
 pub(crate) async fn why(view: &RunView, part: Option<PartId>, global: &Global) -> Result<()> {
     let lines = because(view, part, claims::queue(view, global).await).await?;
     if global.json {
-        text::emit_json(&json!({
-            "run": view.plan.run.to_string(), "part": part.map(|p| p.to_string()), "because": lines,
-        }));
+        text::emit_json(&WhyDocument {
+            run: view.plan.run.to_string(),
+            part: part.map(|p| p.to_string()),
+            because: lines,
+        });
     } else {
         text::emit(&lines.join("\n"));
     }

@@ -9,7 +9,7 @@ use crate::{Result, claims, text};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::{AttemptStart, Store};
 use agentgym_text::visible_name;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A worker by the newest of its attempts.
@@ -26,6 +26,44 @@ struct Line {
     seen_unix_s: f64,
 }
 
+/// A part that is not committed, and whether somebody renews its claim.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct OpenPart {
+    part: String,
+    alive: Option<bool>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct WorkerDocument {
+    worker: String,
+    run: String,
+    host: String,
+    device: Option<String>,
+    /// `at work`, `idle`, `lost` or `vanished`.
+    state: &'static str,
+    open: Vec<OpenPart>,
+    stage: &'static str,
+    part: String,
+    attempt: u32,
+    began_unix_s: f64,
+    seen_unix_s: f64,
+    program: Option<String>,
+    price: Option<f64>,
+    labels: BTreeMap<String, String>,
+}
+
+/// `workers [RUN]`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct WorkersDocument {
+    now_unix_s: u64,
+    workers: Vec<WorkerDocument>,
+    /// Runs that cannot be read, and why.
+    unreadable: Vec<String>,
+}
+
 impl Line {
     fn state(&self) -> &'static str {
         let alive = |wanted| self.open.iter().any(|(_, alive)| *alive == wanted);
@@ -37,20 +75,29 @@ impl Line {
         }
     }
 
-    fn to_json(&self) -> Value {
+    fn document(&self) -> WorkerDocument {
         let machine = &self.start.machine;
-        let open: Vec<Value> = self
-            .open
-            .iter()
-            .map(|(part, alive)| json!({"part": part.to_string(), "alive": alive}))
-            .collect();
-        json!({
-            "worker": self.start.worker, "run": self.run, "host": host(&self.start.worker),
-            "device": named(&machine.device), "state": self.state(), "open": open,
-            "stage": self.part.stage.name(), "part": self.part.to_string(), "attempt": self.attempt,
-            "began_unix_s": self.start.began_unix_s(), "seen_unix_s": self.seen_unix_s,
-            "program": named(&self.start.code_version), "price": machine.price, "labels": machine.labels,
-        })
+        let open = self.open.iter().map(|(part, alive)| OpenPart {
+            part: part.to_string(),
+            alive: *alive,
+        });
+        let some = |text: &str| named(text).map(str::to_owned);
+        WorkerDocument {
+            worker: self.start.worker.clone(),
+            run: self.run.clone(),
+            host: host(&self.start.worker).to_owned(),
+            device: some(&machine.device),
+            state: self.state(),
+            open: open.collect(),
+            stage: self.part.stage.name(),
+            part: self.part.to_string(),
+            attempt: self.attempt,
+            began_unix_s: self.start.began_unix_s(),
+            seen_unix_s: self.seen_unix_s,
+            program: some(&self.start.code_version),
+            price: machine.price,
+            labels: machine.labels.clone(),
+        }
     }
 
     fn row(&self, now: f64, with_program: bool) -> Vec<String> {
@@ -130,10 +177,11 @@ pub(crate) async fn workers(store: &Store, run: Option<&str>, global: &Global) -
     }
     lines.sort_by(|a, b| b.seen_unix_s.total_cmp(&a.seen_unix_s));
     if global.json {
-        let all: Vec<Value> = lines.iter().map(Line::to_json).collect();
-        text::emit_json(&json!({
-            "now_unix_s": text::unix_now_s(), "workers": all, "unreadable": unreadable,
-        }));
+        text::emit_json(&WorkersDocument {
+            now_unix_s: text::unix_now_s(),
+            workers: lines.iter().map(Line::document).collect(),
+            unreadable,
+        });
         return Ok(());
     }
     for message in unreadable {
@@ -265,6 +313,6 @@ mod tests {
             line.open = vec![(part, alive)];
             assert_eq!(line.state(), state);
         }
-        assert_eq!(line.to_json()["device"], Value::Null);
+        assert_eq!(line.document().device, None);
     }
 }

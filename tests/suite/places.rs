@@ -70,7 +70,20 @@ fn sources() -> BTreeMap<String, String> {
             found.insert(path, code.join("\n"));
         }
     }
+    for path in files_below(&Path::new(ROOT).join("view/assets")) {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let path = path.strip_prefix(ROOT).unwrap().to_str().unwrap();
+        found.insert(path.to_owned(), text);
+    }
     found
+}
+
+/// Whether a text names this variant of any enum.
+fn names_variant(text: &str, variant: &str) -> bool {
+    let is_part = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
+    let word = format!("::{variant}");
+    text.match_indices(&word)
+        .any(|(at, _)| !is_part(text[at + word.len()..].chars().next()))
 }
 
 /// Whether a text contains one of these words as a whole.
@@ -145,7 +158,9 @@ fn a_usual_change_touches_the_places_that_contributing_lists() {
                     "stage" => vec![format!("Stage::{variant}"), format!("Self::{variant}")],
                     _ => vec![member.clone(), format!("Self::{variant}")],
                 };
-                names(text, &words)
+                // Another enum by the same names is one more place, and so is a page.
+                let by_variant = matches!(what, "advantage estimator" | "policy loss");
+                names(text, &words) || by_variant && names_variant(text, &variant)
             })
         });
         let of_all: BTreeSet<String> = of_all.map(|(path, _)| path.clone()).collect();

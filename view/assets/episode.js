@@ -306,11 +306,6 @@ function direction(x) {
   return x < 0 ? "neg" : x > 0 ? "pos" : "quiet";
 }
 
-// A fraction with a line.
-function over(top, bottom) {
-  return h("span", { class: "fraction" }, h("span", {}, top), h("span", {}, bottom));
-}
-
 function explain(card, credit, e, flat, run) {
   if (credit.pipeline === "agentevol") {
     const lines = credit.lines ?? ["It was no candidate."];
@@ -319,7 +314,6 @@ function explain(card, credit, e, flat, run) {
   }
   const x = credit.explanation;
   const steps = [];
-  const digits = (v) => exact(isNumber(v) && String(v).length > 12 ? Number(v.toPrecision(9)) : v);
   if (credit.turn_rewards) steps.push(h("p", {}, "Turn rewards ", h("b", {}, credit.turn_rewards.map((r) => num(r)).join("  "))));
   if (credit.kl) {
     const sum = credit.kl.penalties.reduce((all, v) => all + v, 0);
@@ -328,37 +322,18 @@ function explain(card, credit, e, flat, run) {
   }
   if (x) {
     const mask = credit.loss_mask;
-    if (x.estimator === "grpo" || x.estimator === "rloo") {
-      steps.push(groupDots(credit.members, credit.sample, x.mean, x.std));
-      const scores = credit.members.filter((m) => m.compared).map((m) => m.score);
-      steps.push(h("p", { class: "quiet" }, `${x.estimator.toUpperCase()}: scores of the group `, scores.map((v) => num(v)).join("  "),
-        isNumber(x.std) ? ` → mean ${num(x.mean, 4)}, std ${num(x.std, 4)}` : ` → mean ${num(x.mean, 4)}`));
-      const top = `${digits(x.score)} − ${digits(x.mean)}`;
-      const formula = x.leave_one_out !== null ? [`(${top}) · `, over(x.leave_one_out, x.leave_one_out - 1)]
-        : isNumber(x.std) ? over(top, `${digits(x.std)} + 10⁻⁶`) : top;
-      steps.push(h("p", { class: "formula" }, h("i", {}, "A"), " = ", formula, " = ", h("b", {}, signed(x.advantage, 6))));
-      if (new Set(scores).size === 1 && scores.length > 1) steps.push(h("p", { class: "warn" }, "All members have the same score, so the group teaches nothing."));
-      steps.push(h("p", { class: "quiet" }, "The same for each of its ", mask.filter(Boolean).length, " sampled tokens."));
-    } else {
+    const number = (label) => x.numbers.find((n) => n.label === label)?.value;
+    const compared = credit.members.filter((m) => m.compared);
+    for (const line of x.formula) steps.push(h("p", { class: "formula" }, line));
+    if (x.streams.length) {
       const own = (values) => values.map((v, t) => [t, v]).filter(([t]) => mask[t]).map(([, v], i) => [i, v]);
-      const chart = { title: "over its sampled tokens", xLabel: "sampled token", whole: true, marks: [], unit: "" };
-      if (x.estimator === "remax") {
-        steps.push(h("p", { class: "formula" }, h("i", {}, "A"), "ₜ = ", h("i", {}, "R"), "ₜ − ", digits(x.baseline)));
-        steps.push(h("p", { class: "quiet" }, `ReMax: ${digits(x.baseline)} is the reward of the greedy episode of the task.`));
-        steps.push(lineChart({ ...chart, series: [{ name: "return R", points: own(x.returns) }, { name: "advantage A", points: own(x.advantages), dashed: true }] }));
-      } else {
-        const w = x.whitening;
-        if (x.estimator === "gae") {
-          steps.push(h("p", { class: "formula" }, h("i", {}, "δ"), "ₜ = ", h("i", {}, "r"), "ₜ + ", exact(x.gamma), h("i", {}, " V"), "ₜ′ − ", h("i", {}, "V"), "ₜ"));
-          steps.push(h("p", { class: "formula" }, h("i", {}, "Â"), "ₜ = ", h("i", {}, "δ"), "ₜ + ", exact(x.gamma * x.lam), h("i", {}, " Â"), "ₜ′"));
-          steps.push(lineChart({ ...chart, series: [{ name: "V", points: own(credit.values) }, { name: "δ", points: own(x.deltas) }, { name: "Â", points: own(x.raw), dashed: true }] }));
-        } else {
-          steps.push(h("p", { class: "formula" }, h("i", {}, "R"), "ₜ = ", h("i", {}, "r"), "ₜ + ", exact(x.gamma), h("i", {}, " R"), "ₜ′"));
-          steps.push(lineChart({ ...chart, series: [{ name: "return R", points: own(x.returns) }] }));
-        }
-        steps.push(h("p", { class: "formula" }, h("i", {}, "A"), "ₜ = ", over([h("i", {}, x.estimator === "gae" ? "Â" : "R"), "ₜ − ", digits(w.mean)], ["√(", digits(w.variance), " + 10⁻⁸)"])));
-        steps.push(h("p", { class: "quiet" }, `Whitened over the ${w.tokens} sampled tokens of all episodes of the iteration.`));
-      }
+      const series = [...x.streams, { label: "A", value: x.advantages }];
+      steps.push(lineChart({ title: "over its sampled tokens", xLabel: "sampled token", whole: true, marks: [], unit: "",
+        series: series.map((s, i) => ({ name: s.label, points: own(s.value), dashed: i === series.length - 1 })) }));
+    } else {
+      steps.push(groupDots(credit.members, credit.sample, number("mean"), number("std")));
+      if (new Set(compared.map((m) => m.score)).size === 1 && compared.length > 1) steps.push(h("p", { class: "warn" }, "All members have the same score, so the group teaches nothing."));
+      steps.push(h("p", { class: "quiet" }, "The same for each of its ", mask.filter(Boolean).length, " sampled tokens."));
     }
   }
   if (credit.scrambled) steps.push(h("p", { class: "warn" }, "A control then exchanged the advantages among episodes."));

@@ -52,7 +52,7 @@ pub struct PartRef {
 }
 
 /// Which episodes, and in which order.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EpisodeFilter {
     /// Equal to one of these, by field: `env`, `task`, `outcome`, `stage`, `worker`, `parse`,
     /// `finish`, `greedy`.
@@ -197,57 +197,77 @@ impl Ask {
     }
 }
 
+impl Default for EpisodeFilter {
+    fn default() -> Self {
+        Self {
+            named: Vec::new(),
+            between: Vec::new(),
+            text: None,
+            preset: None,
+            sort: None,
+            cursor: 0,
+            limit: LIMIT,
+        }
+    }
+}
+
 impl EpisodeFilter {
     fn of(query: &[(String, String)]) -> Result<Self, Refusal> {
-        let mut out = Self {
-            limit: LIMIT,
-            ..Self::default()
-        };
+        let mut out = Self::default();
         for (key, value) in query {
-            let plain = key.trim_end_matches("_min").trim_end_matches("_max");
-            match key.as_str() {
-                "text" => out.text = Some(short("text", value)?).filter(|t| !t.is_empty()),
-                "preset" => out.preset = Some(one_of("preset", value, &PRESETS)?),
-                "sort" => {
-                    one_of("sort", value.trim_start_matches('-'), &SORTS)?;
-                    out.sort = Some(value.clone());
-                }
-                "cursor" => out.cursor = number("cursor", value)? as usize,
-                "limit" => out.limit = (number("limit", value)? as usize).min(LIMIT_MAX),
-                _ if NAMED.contains(&key.as_str()) => {
-                    match key.as_str() {
-                        _ if value.is_empty() => continue,
-                        "parse" => one_of(key, value, &PARSES)?,
-                        "finish" => one_of(key, value, &FINISHES)?,
-                        "greedy" => one_of(key, value, &YES_NO)?,
-                        _ => short(key, value)?,
-                    };
-                    out.named.push((key.clone(), value.clone()));
-                }
-                _ if NUMBERS.contains(&plain) => {
-                    let parsed: Result<f64, _> = value.parse();
-                    let bound = parsed
-                        .ok()
-                        .filter(|v| v.is_finite())
-                        .ok_or_else(|| bad(format!("{key}={}: give a number", shown(value))))?;
-                    out.between.push(match key.as_str() {
-                        k if k.ends_with("_min") => (plain.to_owned(), bound, f64::INFINITY),
-                        k if k.ends_with("_max") => (plain.to_owned(), f64::NEG_INFINITY, bound),
-                        _ => (plain.to_owned(), bound, bound),
-                    });
-                }
-                _ => {
-                    return Err(bad(format!(
-                        "episodes cannot be filtered by `{}`; they can by {}, {} (also _min, _max), text, preset; \
-                         and sort, cursor, limit",
-                        shown(key),
-                        NAMED.join(", "),
-                        NUMBERS.join(", ")
-                    )));
-                }
-            }
+            out.add(key, value)?;
         }
         Ok(out)
+    }
+
+    /// Adds a condition, an order or a size.
+    ///
+    /// # Errors
+    /// No such field, or a value that it cannot have.
+    pub fn add(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
+        let plain = key.trim_end_matches("_min").trim_end_matches("_max");
+        match key {
+            "text" => self.text = Some(short("text", value)?).filter(|t| !t.is_empty()),
+            "preset" => self.preset = Some(one_of("preset", value, &PRESETS)?),
+            "sort" => {
+                one_of("sort", value.trim_start_matches('-'), &SORTS)?;
+                self.sort = Some(value.to_owned());
+            }
+            "cursor" => self.cursor = number("cursor", value)? as usize,
+            "limit" => self.limit = (number("limit", value)? as usize).min(LIMIT_MAX),
+            _ if NAMED.contains(&key) => {
+                match key {
+                    _ if value.is_empty() => return Ok(()),
+                    "parse" => one_of(key, value, &PARSES)?,
+                    "finish" => one_of(key, value, &FINISHES)?,
+                    "greedy" => one_of(key, value, &YES_NO)?,
+                    _ => short(key, value)?,
+                };
+                self.named.push((key.to_owned(), value.to_owned()));
+            }
+            _ if NUMBERS.contains(&plain) => {
+                let parsed: Result<f64, _> = value.parse();
+                let bound = parsed
+                    .ok()
+                    .filter(|v| v.is_finite())
+                    .ok_or_else(|| bad(format!("{key}={}: give a number", shown(value))))?;
+                self.between.push(match key {
+                    k if k.ends_with("_min") => (plain.to_owned(), bound, f64::INFINITY),
+                    k if k.ends_with("_max") => (plain.to_owned(), f64::NEG_INFINITY, bound),
+                    _ => (plain.to_owned(), bound, bound),
+                });
+            }
+            _ => {
+                return Err(bad(format!(
+                    "episodes cannot be filtered by `{}`; they can by {}, {} (also _min, _max), text, preset; \
+                     and sort, cursor, limit",
+                    shown(key),
+                    NAMED.join(", "),
+                    NUMBERS.join(", ")
+                )));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -169,16 +169,16 @@ pub(crate) async fn run(
         wall_s: began.elapsed().as_secs_f64(),
         stats: report.stats.to_map(),
     };
-    let sources = (inputs, references);
     let mut measured = Report::default();
-    let making = make(
-        bench,
-        (&store, beat),
-        state,
-        (&part, &attempt),
-        sources,
-        (work, &mut measured),
-    );
+    let making = Making {
+        part: &part,
+        attempt: &attempt,
+        store: &store,
+        beat,
+        inputs,
+        references,
+    };
+    let making = make(bench, state, making, work, &mut measured);
     let made = panics::caught(making.instrument(span.clone())).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
@@ -249,14 +249,34 @@ pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
     (plan.config.jobs.cache_gb * 1e9) as u64
 }
 
+/// What an attempt makes, and of what.
+struct Making<'a> {
+    part: &'a Part,
+    attempt: &'a AttemptId,
+    store: &'a Store,
+    beat: Beat,
+    /// The commits, by the names of the inputs.
+    inputs: Vec<(String, Manifest)>,
+    /// The same, as the commit will name them.
+    references: Vec<InputRef>,
+}
+
+/// `work` describes the attempt in its commit; what a failed one measured goes to `measured`.
 async fn make(
     bench: &AttemptContext<'_>,
-    (store, beat): (&Store, Beat),
     state: &mut RunState,
-    (part, attempt): (&Part, &AttemptId),
-    (inputs, references): (Vec<(String, Manifest)>, Vec<InputRef>),
-    (work, measured): (impl FnOnce(Report) -> Work, &mut Report),
+    making: Making<'_>,
+    work: impl FnOnce(Report) -> Work,
+    measured: &mut Report,
 ) -> Result<(Committed, Arc<Manifest>)> {
+    let Making {
+        part,
+        attempt,
+        store,
+        beat,
+        inputs,
+        references,
+    } = making;
     let slot = state.slot(part.id);
     let plan = Arc::clone(&state.plan);
     let scratch = Scratch::new(

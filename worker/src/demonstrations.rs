@@ -13,6 +13,7 @@ pub(crate) use agentgym_jobs::trajectory::Line;
 use agentgym_model::{Message, Policy, Role, ScoreRequest};
 use serde::Deserialize;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -232,40 +233,56 @@ pub(crate) fn reply_parts<'a>(prefix: &'a str, reply: &'a str) -> (&'a str, &'a 
 /// The most tasks tried for one row.
 const CANDIDATES_MAX: usize = 1000;
 
-/// The solver's demonstration for the task in a row of `ids`. If it has no solution, or none short
-/// enough, the following tasks are tried in turn.
-///
-/// # Errors
-/// It solves none of them; or, with `overlong` `refuse`, a solution has more than `tokens_max`
-/// tokens. The error message starts with `what`.
-pub(crate) fn solved(
-    (solver, (opening, instruction), reply_prefix): (&dyn Solver, (&[Line], &str), Option<&str>),
-    (ids, row): (&[i64], usize),
-    policy: &Policy,
-    what: &str,
-    (tokens_max, overlong): (usize, OverlongRows),
-) -> Result<Encoded> {
-    let candidates = ids[row..].iter().chain(&ids[..row]).take(CANDIDATES_MAX);
-    let mut solutions = candidates
-        .filter_map(|id| solver.demonstrate(*id, instruction))
-        .map(|shown| Conversation {
-            reply_prefix: reply_prefix.map(str::to_owned),
-            ..Conversation::after(opening, shown)
-        });
-    let found = match overlong {
-        OverlongRows::Refuse => {
-            let first = solutions.next();
-            first.map(|shown| shown.encode(policy, what, tokens_max))
-        }
-        OverlongRows::LeaveOut => solutions
-            .map(|shown| shown.tokens(policy, what))
-            .find(|shown| !matches!(shown, Ok(shown) if shown.token_ids.len() > tokens_max)),
-    };
-    found.unwrap_or_else(|| {
-        Err(Error::stage(format!(
-            "{what}: neither its task nor those that follow have a solution to demonstrate of at most sft.max_length = {tokens_max} tokens; raise it or give other ids"
-        )))
-    })
+/// Tasks that a solver demonstrates.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    pub(crate) solver: Arc<dyn Solver>,
+    /// The tasks.
+    pub(crate) ids: Vec<i64>,
+    /// The turns and the text that conversations begin with.
+    pub(crate) opening: Vec<Line>,
+    pub(crate) instruction: String,
+    pub(crate) reply_prefix: Option<String>,
+}
+
+impl Shown {
+    /// The demonstration for the task in a row. If it has no solution, or none short enough, the
+    /// following tasks are tried in turn.
+    ///
+    /// # Errors
+    /// It solves none of them; or, with `overlong` `refuse`, a solution has more than `tokens_max`
+    /// tokens. The error message starts with `what`.
+    pub(crate) fn encode(
+        &self,
+        row: usize,
+        policy: &Policy,
+        what: &str,
+        tokens_max: usize,
+        overlong: OverlongRows,
+    ) -> Result<Encoded> {
+        let (before, after) = self.ids.split_at(row);
+        let candidates = after.iter().chain(before).take(CANDIDATES_MAX);
+        let mut solutions = candidates
+            .filter_map(|id| self.solver.demonstrate(*id, &self.instruction))
+            .map(|shown| Conversation {
+                reply_prefix: self.reply_prefix.clone(),
+                ..Conversation::after(&self.opening, shown)
+            });
+        let found = match overlong {
+            OverlongRows::Refuse => {
+                let first = solutions.next();
+                first.map(|shown| shown.encode(policy, what, tokens_max))
+            }
+            OverlongRows::LeaveOut => solutions
+                .map(|shown| shown.tokens(policy, what))
+                .find(|shown| !matches!(shown, Ok(shown) if shown.token_ids.len() > tokens_max)),
+        };
+        found.unwrap_or_else(|| {
+            Err(Error::stage(format!(
+                "{what}: neither its task nor those that follow have a solution to demonstrate of at most sft.max_length = {tokens_max} tokens; raise it or give other ids"
+            )))
+        })
+    }
 }
 
 impl Conversation {

@@ -99,6 +99,9 @@ impl From<agentgym_record::Error> for Error {
     fn from(error: agentgym_record::Error) -> Self {
         match error {
             agentgym_record::Error::Storage(e) => Self::Storage(e),
+            agentgym_record::Error::Jobs(e) => Self::Jobs(e),
+            agentgym_record::Error::Algorithm(e) => Self::Algorithm(e),
+            agentgym_record::Error::Stage(message) => Self::Stage(message),
             other => Self::Record(other),
         }
     }

@@ -36,7 +36,6 @@ mod preemption;
 mod probe;
 mod process;
 mod retention;
-mod rewards;
 mod run_state;
 mod runtime;
 mod scratch;

@@ -22,17 +22,7 @@ mod spoiled;
 mod training;
 mod update;
 
-/// How the credit of an iteration's episodes came about, for `agentgym-submit credit`.
-pub mod credit {
-    pub use super::advantage::{
-        Difference, EpisodeCredit, EpisodeLine, Importance, KlShare, Member, MinibatchPlace,
-        PlayedIteration, PlayedPart,
-    };
-    pub use super::dpo::{Margin, margin};
-    pub use super::filter::{Candidate, Fate, candidates};
-    pub use super::training::{log_prob_slopes, token_weights};
-}
-
+pub use dpo::{Margin, margin};
 pub use play::EPISODES_PER_ROW;
 
 use crate::{Report, Result, StageContext};

@@ -1,31 +1,64 @@
 //! Generalised advantage estimation.
 
 use super::episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
-use super::tokens::whiten;
+use super::explain::Reasons;
+use super::tokens::{Whitening, whiten};
 use crate::error::{Error, finite_where, same_length};
 
 pub(super) fn estimate(
     episodes: &[EpisodeTokens<'_>],
     options: &AdvantageOptions,
 ) -> Result<TokenAdvantages, Error> {
-    let (mut advantages, mut returns) = (Vec::new(), Vec::new());
-    for (index, episode) in episodes.iter().enumerate() {
-        let values = episode.values.ok_or(Error::Missing {
-            estimator: "gae",
-            what: "values",
-            index,
-        })?;
-        let (rewards, mask) = (episode.rewards, episode.loss_mask);
-        let one = gae(rewards, values, mask, options.gamma, options.lam)?;
-        advantages.push(one.advantages);
-        returns.push(one.returns);
-    }
+    let all = unwhitened(episodes, options)?.into_iter();
+    let (mut advantages, returns): (Vec<_>, Vec<_>) =
+        all.map(|one| (one.advantages, one.returns)).unzip();
     let masks: Vec<&[bool]> = episodes.iter().map(|episode| episode.loss_mask).collect();
     whiten(&mut advantages, &masks)?;
     Ok(TokenAdvantages {
         advantages,
         returns,
     })
+}
+
+pub(super) fn explain(
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+    index: usize,
+) -> Result<Reasons, Error> {
+    let (gamma, lam) = (options.gamma, options.lam);
+    let mut all = unwhitened(episodes, options)?;
+    let masks: Vec<&[bool]> = episodes.iter().map(|episode| episode.loss_mask).collect();
+    let rows: Vec<Vec<f64>> = all.iter().map(|one| one.advantages.clone()).collect();
+    let own = all.swap_remove(index);
+    let mut reasons = Reasons::default();
+    reasons.say(format!(
+        "GAE: δ = r + {gamma} · V' − V, A = δ + {} · A' over policy tokens",
+        gamma * lam
+    ));
+    reasons.number([("gamma", gamma), ("lam", lam)]);
+    reasons.whitened(&Whitening::of(&rows, &masks)?);
+    let values = episodes[index].values.unwrap_or_default();
+    reasons.stream("V", values.to_vec());
+    reasons.stream("δ", own.deltas);
+    reasons.stream("Â", own.advantages);
+    Ok(reasons)
+}
+
+/// Of every episode.
+fn unwhitened(
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+) -> Result<Vec<Gae>, Error> {
+    let one = |(index, episode): (usize, &EpisodeTokens<'_>)| {
+        let values = episode.values.ok_or(Error::Missing {
+            estimator: "gae",
+            what: "values",
+            index,
+        })?;
+        let (rewards, mask) = (episode.rewards, episode.loss_mask);
+        gae(rewards, values, mask, options.gamma, options.lam)
+    };
+    episodes.iter().enumerate().map(one).collect()
 }
 
 /// GAE of one episode before whitening.

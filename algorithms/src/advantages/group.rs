@@ -1,10 +1,10 @@
 //! Estimators that compare the episodes of a group: [`grpo`] and [`rloo`].
 
 use super::episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
+use super::explain::Reasons;
 use super::tokens::broadcast;
 use crate::error::{Error, all_finite};
 use crate::groups::{self, Group};
-use serde::Serialize;
 
 /// Keeps GRPO's division defined where all scores of a group are equal.
 const GRPO_EPSILON: f64 = 1e-6;
@@ -23,6 +23,69 @@ pub(super) fn estimate_rloo(
     _: &AdvantageOptions,
 ) -> Result<TokenAdvantages, Error> {
     by_score(episodes, rloo)
+}
+
+pub(super) fn explain_grpo(
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+    index: usize,
+) -> Result<Reasons, Error> {
+    let (score, group, mut reasons) = compared("GRPO", episodes, index)?;
+    let against = Against::grpo(&group, options.norm_by_std)?;
+    let (mean, advantage) = (against.mean, against.advantage(score));
+    match against.std {
+        Some(std) => {
+            let epsilon = against.epsilon;
+            let line = format!("({score} − {mean}) / ({std} + {epsilon}) = {advantage}");
+            reasons.say(line);
+            reasons.number([("mean", mean), ("std", std), ("epsilon", epsilon)]);
+        }
+        None => {
+            reasons.say(format!("{score} − {mean} = {advantage}"));
+            reasons.number([("mean", mean)]);
+        }
+    }
+    Ok(reasons)
+}
+
+pub(super) fn explain_rloo(
+    episodes: &[EpisodeTokens<'_>],
+    _: &AdvantageOptions,
+    index: usize,
+) -> Result<Reasons, Error> {
+    let (score, group, mut reasons) = compared("RLOO", episodes, index)?;
+    let against = Against::rloo(&group);
+    let (mean, advantage) = (against.mean, against.advantage(score));
+    reasons.number([("mean", mean)]);
+    match against.leave_one_out {
+        Some(k) => {
+            let line = format!("({score} − {mean}) · {k} / {} = {advantage}", k - 1);
+            reasons.say(line);
+            reasons.number([("size", k as f64)]);
+        }
+        None => reasons.say(format!("{score}")),
+    }
+    Ok(reasons)
+}
+
+/// The score of an episode, its group, and what is said of both.
+fn compared(
+    estimator: &str,
+    episodes: &[EpisodeTokens<'_>],
+    index: usize,
+) -> Result<(f64, Group, Reasons), Error> {
+    let scores = episodes.iter().map(EpisodeTokens::score);
+    let scores = scores.collect::<Result<Vec<_>, _>>()?;
+    let ids: Vec<u64> = episodes.iter().map(|episode| episode.group).collect();
+    let mut groups = groups::collect(&scores, &ids)?.into_iter();
+    let group = groups.find(|group| group.id == ids[index]);
+    let group = group.expect("every episode has a group");
+    let all: Vec<String> = (group.members.iter())
+        .map(|&member| scores[member].to_string())
+        .collect();
+    let mut reasons = Reasons::default();
+    reasons.say(format!("{estimator}: group scores {}", all.join(" ")));
+    Ok((scores[index], group, reasons))
 }
 
 /// One advantage per episode, on each of its policy tokens.
@@ -64,22 +127,22 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
 }
 
 /// What a score is compared with inside its group.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Against {
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Against {
     /// Is subtracted from the score.
-    pub mean: f64,
+    mean: f64,
     /// Standard deviation of the group, if it is divided by.
-    pub std: Option<f64>,
+    std: Option<f64>,
     /// What is added to the standard deviation.
-    pub epsilon: f64,
+    epsilon: f64,
     /// For a leave-one-out baseline, the size of the group: the difference is
     /// multiplied by k / (k − 1).
-    pub leave_one_out: Option<usize>,
+    leave_one_out: Option<usize>,
 }
 
 impl Against {
     /// GRPO's comparison.
-    pub(super) fn grpo(group: &Group, norm_by_std: bool) -> Result<Self, Error> {
+    fn grpo(group: &Group, norm_by_std: bool) -> Result<Self, Error> {
         let (mean, std) = if group.members.len() == 1 {
             (0.0, 1.0)
         } else {
@@ -99,7 +162,7 @@ impl Against {
     }
 
     /// RLOO's comparison.
-    pub(super) fn rloo(group: &Group) -> Self {
+    fn rloo(group: &Group) -> Self {
         let size = group.members.len();
         Self {
             mean: if size > 1 { group.mean } else { 0.0 },
@@ -110,7 +173,7 @@ impl Against {
     }
 
     /// The advantage of a score.
-    pub fn advantage(&self, score: f64) -> f64 {
+    fn advantage(&self, score: f64) -> f64 {
         match (self.leave_one_out, self.std) {
             (Some(size), _) => {
                 let size = size as f64;

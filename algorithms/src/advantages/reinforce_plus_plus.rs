@@ -1,7 +1,8 @@
 //! REINFORCE++.
 
 use super::episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
-use super::tokens::{discounted_returns, whiten};
+use super::explain::Reasons;
+use super::tokens::{Whitening, discounted_returns, whiten};
 use crate::error::{Error, same_length};
 
 pub(super) fn estimate(
@@ -11,6 +12,27 @@ pub(super) fn estimate(
     let rewards: Vec<&[f64]> = episodes.iter().map(|episode| episode.rewards).collect();
     let masks: Vec<&[bool]> = episodes.iter().map(|episode| episode.loss_mask).collect();
     reinforce_plus_plus(&rewards, &masks, options.gamma)
+}
+
+pub(super) fn explain(
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+    index: usize,
+) -> Result<Reasons, Error> {
+    let gamma = options.gamma;
+    let masks: Vec<&[bool]> = episodes.iter().map(|episode| episode.loss_mask).collect();
+    let returns = episodes
+        .iter()
+        .map(|e| discounted_returns(e.rewards, e.loss_mask, gamma))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut reasons = Reasons::default();
+    reasons.say(format!(
+        "REINFORCE++: R = r + {gamma} · R of the next policy token"
+    ));
+    reasons.number([("gamma", gamma)]);
+    reasons.whitened(&Whitening::of(&returns, &masks)?);
+    reasons.stream("R", returns[index].clone());
+    Ok(reasons)
 }
 
 /// REINFORCE++: [`discounted_returns`], whitened over the policy tokens of all

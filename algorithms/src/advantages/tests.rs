@@ -321,18 +321,23 @@ proptest! {
                 prop_assert_eq!(bits(&one.advantages), bits(&whole.advantages[index]), "{}", estimator);
                 prop_assert_eq!(bits(&one.returns), bits(&whole.returns[index]), "{}", estimator);
                 // What is shown is enough to get there by hand.
-                let by_hand: Vec<f64> = match &one.how {
-                    How::Grpo(c) => vec![match c.against.std {
-                        Some(std) => (one.score - c.against.mean) / (std + c.against.epsilon),
-                        None => one.score - c.against.mean,
+                let numbers = &one.reasons.numbers;
+                let number = |label: &str| numbers.iter().find(|n| n.label == label).map(|n| n.value);
+                let stream = |label: &str| one.reasons.streams.iter().find(|s| s.label == label).unwrap().value.clone();
+                let mean = number("mean").unwrap_or(0.0);
+                let difference = one.score - mean;
+                let by_hand: Vec<f64> = match estimator {
+                    AdvantageEstimator::Grpo => vec![match number("std") {
+                        Some(std) => difference / (std + number("epsilon").unwrap()),
+                        None => difference,
                     }; mask.len()],
-                    How::Rloo(c) => vec![match c.against.leave_one_out {
-                        Some(k) => (one.score - c.against.mean) * k as f64 / (k as f64 - 1.0),
+                    AdvantageEstimator::Rloo => vec![match number("size") {
+                        Some(k) => difference * k / (k - 1.0),
                         None => one.score,
                     }; mask.len()],
-                    How::Remax { baseline } => one.returns.iter().map(|r| r - baseline).collect(),
-                    How::ReinforcePlusPlus { whitening: w, .. } => one.returns.iter().map(|r| (r - w.mean) * w.scale).collect(),
-                    How::Gae { raw, whitening: w, .. } => raw.iter().map(|r| (r - w.mean) * w.scale).collect(),
+                    AdvantageEstimator::Remax => stream("R").iter().map(|r| r - number("baseline").unwrap()).collect(),
+                    AdvantageEstimator::ReinforcePlusPlus => stream("R").iter().map(|r| (r - mean) * number("scale").unwrap()).collect(),
+                    AdvantageEstimator::Gae => stream("Â").iter().map(|r| (r - mean) * number("scale").unwrap()).collect(),
                 };
                 for (t, &kept) in mask.iter().enumerate() {
                     let expected = if kept { by_hand[t] } else { 0.0 };

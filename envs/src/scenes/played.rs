@@ -14,7 +14,7 @@ pub struct PlayedTask<'a> {
 }
 
 /// Pictures of an episode, as JSON objects whose `kind` says how they are drawn.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Scenes {
     /// Before the first turn; none where each turn shows what it began with.
     pub start: Option<Value>,

@@ -1,26 +1,68 @@
-//! Episodes: the list with its filters, one episode with every stream of its tokens, and why these
-//! have their advantages.
+//! The list of episodes with its filters.
 
 use super::known::Known;
-use super::rows::{Listed, PARTS_AT_ONCE, Ranks, RowCache};
-use crate::records::{Filter, ScoredEpisode, content, list_actions};
-use crate::runs::RunView;
+use super::rows::{Listed, PARTS_AT_ONCE, Rank, Ranks, Row, RowCache};
 use crate::{Error, Result};
-use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Outcome};
-use agentgym_jobs::pipeline::{PartId, Records, Stage, batch_of};
+use agentgym_jobs::pipeline::{PartId, Records, Stage};
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::records::{Batch, BatchEpisode};
-use agentgym_storage::Manifest;
 use agentgym_text::visible_name;
 use agentgym_view::EpisodeFilter;
 use futures::{StreamExt, TryStreamExt, stream};
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use serde::Serialize;
+use std::collections::BTreeSet;
 
-/// The rows that a filter keeps, in its order, and how many there are.
-pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
+/// Values to choose from.
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Facets {
+    env: BTreeSet<String>,
+    outcome: BTreeSet<String>,
+    stage: BTreeSet<String>,
+    worker: BTreeSet<String>,
+    iteration: BTreeSet<u32>,
+}
+
+/// An episode in a list.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct EpisodeRow {
+    pub(crate) part: String,
+    iteration: u32,
+    stage: &'static str,
+    pub(crate) task: String,
+    pub(crate) greedy: bool,
+    #[serde(flatten)]
+    pub(crate) row: Row,
+    pub(crate) loops: bool,
+    worker: String,
+    pub(crate) slot: Option<usize>,
+    pub(crate) advantage: Option<f64>,
+    mismatch: Option<f32>,
+    /// Its place among the episodes of its iteration and stage, counted from 1, and how many there are.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    rank: Option<Rank>,
+}
+
+/// `episodes RUN`: the rows that a filter keeps, in its order.
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct EpisodeList {
+    pub(crate) run: String,
+    pub(crate) total: usize,
+    pub(crate) of: usize,
+    pub(crate) absent: Vec<String>,
+    pub(crate) rows: Vec<EpisodeRow>,
+    pub(crate) facets: Facets,
+    pub(crate) cursor: Option<usize>,
+    pub(crate) unreadable: Vec<String>,
+}
+
+pub(super) async fn list(
+    known: &Known,
+    rows: &RowCache,
+    filter: &EpisodeFilter,
+) -> Result<EpisodeList> {
     let plan = known.plan().await;
     possible(filter, &plan)?;
     let samples = plan.config.evaluation.samples;
@@ -41,17 +83,18 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
     sort(filter, &mut all);
     let total = all.len();
     let page = all.iter().skip(filter.cursor).take(filter.limit);
-    let shown = page.map(|l| {
-        let mut row = row_json(l, samples);
-        (row["place"], row["places"]) = ranks.get(l);
-        row
-    });
-    let shown: Vec<Value> = shown.collect();
-    let next = filter.cursor + shown.len();
-    Ok(json!({
-        "run": plan.run.to_string(), "total": total, "of": of, "absent": absent, "rows": shown,
-        "facets": facets, "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
-    }))
+    let rows: Vec<EpisodeRow> = page.map(|l| row(l, samples, Some(ranks.get(l)))).collect();
+    let next = filter.cursor + rows.len();
+    Ok(EpisodeList {
+        run: plan.run.to_string(),
+        total,
+        of,
+        absent,
+        rows,
+        facets,
+        cursor: (next < total).then_some(next),
+        unreadable: index.unreadable,
+    })
 }
 
 /// Refuses values that no episode of the run can have.
@@ -132,32 +175,35 @@ fn task(l: &Listed) -> String {
     format!("{}_{}", l.row.env, l.row.item)
 }
 
-/// Values to choose from.
-fn facets(all: &[Listed]) -> Value {
-    fn set(all: &[Listed], of: fn(&Listed) -> &str) -> BTreeSet<&str> {
-        all.iter().map(of).collect()
+fn facets(all: &[Listed]) -> Facets {
+    fn set(all: &[Listed], of: fn(&Listed) -> &str) -> BTreeSet<String> {
+        all.iter().map(|l| of(l).to_owned()).collect()
     }
-    let iterations: BTreeSet<u32> = all.iter().map(|l| l.part.iteration).collect();
-    json!({
-        "env": set(all, |l| &l.row.env), "outcome": set(all, |l| l.row.outcome.name()),
-        "stage": set(all, |l| l.part.stage.name()), "worker": set(all, |l| &l.worker),
-        "iteration": iterations,
-    })
+    Facets {
+        env: set(all, |l| &l.row.env),
+        outcome: set(all, |l| l.row.outcome.name()),
+        stage: set(all, |l| l.part.stage.name()),
+        worker: set(all, |l| &l.worker),
+        iteration: all.iter().map(|l| l.part.iteration).collect(),
+    }
 }
 
 /// `samples` are those of an evaluation; what comes after them is greedy.
-pub(super) fn row_json(l: &Listed, samples: u32) -> Value {
-    let row = &l.row;
-    json!({
-        "part": l.part.to_string(), "k": row.k, "iteration": l.part.iteration,
-        "stage": l.part.stage.name(), "env": row.env, "task": task(l),
-        "group": row.group, "sample": row.sample, "greedy": is_greedy(l, samples), "outcome": row.outcome, "success": row.success,
-        "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
-        "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
-        "surprise": row.surprise, "worker": &*l.worker,
-        "slot": l.trained.map(|t| t.slot), "advantage": l.trained.map(|t| t.advantage),
-        "mismatch": l.trained.map(|t| t.mismatch),
-    })
+pub(super) fn row(l: &Listed, samples: u32, rank: Option<Rank>) -> EpisodeRow {
+    EpisodeRow {
+        part: l.part.to_string(),
+        iteration: l.part.iteration,
+        stage: l.part.stage.name(),
+        task: task(l),
+        greedy: is_greedy(l, samples),
+        row: Row::clone(&l.row),
+        loops: l.row.loops(),
+        worker: l.worker.to_string(),
+        slot: l.trained.map(|t| t.slot),
+        advantage: l.trained.map(|t| t.advantage),
+        mismatch: l.trained.map(|t| t.mismatch),
+        rank,
+    }
 }
 
 fn is_greedy(l: &Listed, samples: u32) -> bool {
@@ -291,202 +337,11 @@ fn extremes(best: bool, all: &mut [Listed]) {
     });
 }
 
-fn no_episode(id: PartId, k: u32, all: usize) -> Error {
-    Error::Missing(format!(
-        "{id} has episodes 0 to {}, not {k}",
-        all.saturating_sub(1)
-    ))
-}
-
-/// An episode of a part, with the part's commit and its number of episodes.
-pub(super) async fn one(
-    known: &Known,
-    id: PartId,
-    k: u32,
-) -> Result<(Arc<Manifest>, usize, Episode)> {
-    let (view, manifest) = (known.view().await, known.committed(id).await?);
-    if !matches!(id.stage.facts().records, Records::Episodes | Records::Kept) {
-        return Err(Error::Missing(format!("{id} holds no episodes")));
-    }
-    let mut all = crate::records::episodes(&view, &manifest).await?;
-    let count = all.len();
-    if k as usize >= count {
-        return Err(no_episode(id, k, count));
-    }
-    let mut one = vec![all.swap_remove(k as usize)];
-    list_actions(&view.plan, &mut one);
-    Ok((manifest, count, one.remove(0)))
-}
-
-/// One episode.
-pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
-    let view = known.view().await;
-    let (manifest, count, e) = one(known, id, k).await?;
-    let alike = |part: PartId| part.iteration == id.iteration && part.stage == id.stage;
-    let (scored, trained, listed) = tokio::try_join!(
-        scored(known, &view, id, &e),
-        trained(known, &view, id, &e),
-        rows.of_run(known, alike)
-    )?;
-    let siblings: Vec<Value> = listed
-        .rows
-        .iter()
-        .filter(|l| {
-            l.row.group == e.group && l.row.env == e.task.env && l.row.item == e.task.item_id
-        })
-        .map(|l| row_json(l, view.plan.config.evaluation.samples))
-        .collect();
-    let pieces = known.pieces().await?;
-    let sequences: Vec<Value> = e
-        .sequences
-        .iter()
-        .enumerate()
-        .map(|(i, s)| {
-            let streams = scored.as_ref().map(|s| &s.streams);
-            let recorded = s.entropies.as_ref();
-            json!({
-                "ids": s.token_ids,
-                "pieces": pieces.texts(&s.token_ids),
-                "mask": s.loss_mask.iter().map(|m| u8::from(*m)).collect::<Vec<_>>(),
-                "sampled": rounded(Some(&s.sampled_log_probs)),
-                "entropies": rounded(streams.and_then(|s| s.entropies.get(i)).or(recorded)),
-                "old": rounded(streams.and_then(|s| s.old.get(i))),
-                "reference": rounded(streams.and_then(|s| s.reference.as_ref()).and_then(|r| r.get(i))),
-                "values": rounded(scored.as_ref().and_then(|s| s.values.as_ref()).and_then(|v| v.get(i))),
-                "advantages": trained.as_ref().and_then(|(_, t)| t.sequences.get(i)).map(|s| &s.advantages),
-            })
-        })
-        .collect();
-    let work = manifest.work.as_ref();
-    let stage_rollout = !id.stage.facts().evaluates;
-    Ok(json!({
-        "run": view.plan.run.to_string(), "part": id.to_string(), "k": k, "episodes": count,
-        "iteration": id.iteration, "stage": id.stage.name(),
-        "task": e.task.to_string(), "env": e.task.env, "item": e.task.item_id,
-        "group": e.group, "sample": e.sample, "outcome": e.outcome, "success": e.success,
-        "reward": e.reward, "fault": e.fault, "prompt": e.told(), "tools": e.tools(),
-        "slot": trained.as_ref().map(|(slot, _)| slot),
-        "advantage": trained.as_ref().map(|(_, t)| t.advantage),
-        "greedy": !stage_rollout && e.sample >= view.plan.config.evaluation.samples,
-        "worker": work.map(|w| &w.worker), "attempt": manifest.attempt,
-        "turns": e.turns, "available": e.available_actions(), "summaries": e.summaries(),
-        "judgement": e.judgement(),
-        "sequences": sequences, "siblings": siblings,
-    }))
-}
-
-/// Five decimals: what a picture can show. Exact values are in `inspect --json`.
-fn rounded(stream: Option<&Vec<f32>>) -> Value {
-    let Some(stream) = stream else {
-        return Value::Null;
-    };
-    let cut = stream.iter().map(|v| (f64::from(*v) * 1e5).round() / 1e5);
-    json!(cut.collect::<Vec<f64>>())
-}
-
-/// The streams that `log_probs` made for an episode of a rollout, once there.
-async fn scored(
-    known: &Known,
-    view: &RunView,
-    id: PartId,
-    e: &Episode,
-) -> Result<Option<ScoredEpisode>> {
-    let log_probs = PartId {
-        stage: Stage::LogProbs,
-        ..id
-    };
-    let Some(manifest) = training_commit(known, id, log_probs).await else {
-        return Ok(None);
-    };
-    let filter = Filter {
-        group: Some(e.group),
-        sample: Some(e.sample),
-    };
-    Ok(match content(view, &manifest, filter).await? {
-        crate::records::Content::LogProbs(mut all) => all.pop(),
-        _ => None,
-    })
-}
-
-/// A commit of the same iteration's training; none for an evaluation, or before it is there.
-async fn training_commit(known: &Known, id: PartId, wanted: PartId) -> Option<Arc<Manifest>> {
-    if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
-        return None;
-    }
-    known.state().await.manifests.get(&wanted).cloned()
-}
-
-/// The slot of an episode in the batch, if it is trained on.
-async fn trained(
-    known: &Known,
-    view: &RunView,
-    id: PartId,
-    e: &Episode,
-) -> Result<Option<(usize, BatchEpisode)>> {
-    let Some(manifest) = training_commit(known, id, batch_of(id.iteration)).await else {
-        return Ok(None);
-    };
-    let Batch::V1(batch) = view.payload(&manifest, artifact_names::BATCH).await?;
-    let mut slots = batch.into_iter().enumerate();
-    Ok(slots.find_map(|(slot, entry)| {
-        let entry = entry?;
-        ((entry.group, entry.sample) == (e.group, e.sample)).then_some((slot, entry))
-    }))
-}
-
-/// Part and place of the episodes that an iteration trains on, by group and sample.
-pub(super) type Places = BTreeMap<(u32, u32), (PartId, u32)>;
-
-/// See [`Places`].
-pub(super) async fn places(known: &Known, rows: &RowCache, n: u32) -> Result<Places> {
-    let trained = |id: PartId| id.iteration == n && !id.stage.facts().evaluates;
-    let listed = rows.of_run(known, trained).await?.rows.into_iter();
-    let place = |l: Listed| ((l.row.group, l.row.sample), (l.part, l.row.k));
-    Ok(listed.map(place).collect())
-}
-
-/// Why the tokens of an episode have their advantages.
-pub(super) async fn credit(known: &Known, id: PartId, k: u32) -> Result<Value> {
-    let (view, manifest) = (known.view().await, known.committed(id).await?);
-    if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
-        return Err(Error::Missing(format!(
-            "{id} is not trained on: only the episodes of a training iteration get advantages"
-        )));
-    }
-    let all = crate::records::episodes(&view, &manifest).await?;
-    let e = all
-        .get(k as usize)
-        .ok_or_else(|| no_episode(id, k, all.len()))?;
-    if view.plan.config.run.pipeline == agentgym_jobs::config::Pipeline::AgentEvol {
-        let (candidates, equal) = crate::credit::evolved(&view, id.iteration).await?;
-        let own = candidates.iter().find(|c| {
-            let l = &c.lineage;
-            (l.iteration, l.group, l.sample) == (id.iteration, e.group, e.sample)
-        });
-        return Ok(json!({
-            "pipeline": "agentevol", "candidate": own, "lineage_equal": equal,
-            "lines": own.map(|c| vec![crate::credit::fate(&c.fate)]),
-        }));
-    }
-    let (played, compared) = known.credit(id.iteration).await?;
-    let found = played.explain(&view.plan, e.group, e.sample);
-    let found = found
-        .map_err(crate::credit::failed)?
-        .ok_or_else(|| no_episode(id, k, all.len()))?;
-    let mut out = json!(found);
-    out["pipeline"] = json!("rl");
-    out["lines"] = json!(found.lines());
-    out["batch"] = compared.to_json();
-    out["bits"] = json!(found.advantage.map(|a| format!("{:016x}", a.to_bits())));
-    out["run"] = json!(view.plan.run.to_string());
-    Ok(out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::rows::Row;
     use agentgym_jobs::pipeline::PartId;
+    use std::sync::Arc;
 
     fn listed(iteration: u32, item: i64, reward: f64, invalid: u32, length: u32) -> Listed {
         Listed {

@@ -4,7 +4,7 @@ use super::known::Known;
 use crate::fork::FORK;
 use crate::{Result, text};
 use agentgym_storage::{AttemptRecord, PartKey};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
 /// One attempt on a worker's lane.
@@ -80,33 +80,55 @@ fn message(record: &AttemptRecord) -> String {
     record.damage.clone().or(of_end).unwrap_or_default()
 }
 
-/// The Gantt chart's data: lanes by worker, and bars as arrays.
-pub(super) async fn attempts(known: &Known) -> Result<Value> {
+/// Lane, start, end, part, attempt, outcome and message.
+type BarRow = (usize, f64, Option<f64>, String, u32, &'static str, String);
+
+/// The Gantt chart's data: lanes by worker, and bars as arrays of `columns`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Attempts {
+    run: String,
+    begun_unix_s: f64,
+    now_s: f64,
+    lanes: Vec<String>,
+    columns: [&'static str; 7],
+    bars: Vec<BarRow>,
+}
+
+pub(super) async fn attempts(known: &Known) -> Result<Attempts> {
     let bars = bars(known, None).await?;
     let begun = bars.first().map_or(0.0, |bar| bar.start);
     let (mut lanes, mut rows) = (Vec::new(), Vec::new());
-    let mut lane_of: HashMap<&str, usize> = HashMap::new();
-    for bar in &bars {
-        let lane = *lane_of.entry(&bar.worker).or_insert_with(|| {
-            lanes.push(&bar.worker);
+    let mut lane_of: HashMap<String, usize> = HashMap::new();
+    for bar in bars {
+        let lane = *lane_of.entry(bar.worker.clone()).or_insert_with(|| {
+            lanes.push(bar.worker.clone());
             lanes.len() - 1
         });
-        let end = bar.end.map(|end| round(end - begun));
-        rows.push(json!([
-            lane,
+        let (start, end) = (
             round(bar.start - begun),
+            bar.end.map(|end| round(end - begun)),
+        );
+        let part = bar.part();
+        rows.push((
+            lane,
+            start,
             end,
-            bar.part(),
+            part,
             bar.attempt,
             bar.outcome,
-            bar.message
-        ]));
+            bar.message,
+        ));
     }
-    Ok(json!({
-        "run": known.plan().await.run.to_string(), "begun_unix_s": begun,
-        "now_s": round(text::unix_now_s() as f64 - begun), "lanes": lanes,
-        "columns": ["lane", "start_s", "end_s", "part", "attempt", "outcome", "message"], "bars": rows,
-    }))
+    Ok(Attempts {
+        run: known.plan().await.run.to_string(),
+        begun_unix_s: begun,
+        now_s: round(text::unix_now_s() as f64 - begun),
+        lanes,
+        columns: [
+            "lane", "start_s", "end_s", "part", "attempt", "outcome", "message",
+        ],
+        bars: rows,
+    })
 }
 
 fn round(seconds: f64) -> f64 {
@@ -169,14 +191,118 @@ impl Account {
         (self.unpriced_s < self.spent_s()).then_some(cost)
     }
 
-    fn to_json(self, key: &str, name: &str) -> Value {
-        json!({
-            key: name, "useful_s": round(self.useful_s), "lost_s": round(self.lost_s),
-            "attempts": self.attempts, "lost_attempts": self.lost, "bytes": self.bytes,
-            "useful_cost": self.cost().map(|_| self.useful_cost),
-            "lost_cost": self.cost().map(|_| self.lost_cost), "cost": self.cost(),
-        })
+    fn spent(&self) -> Spent {
+        let of = |cost: f64| self.cost().map(|_| cost);
+        Spent {
+            useful_s: round(self.useful_s),
+            lost_s: round(self.lost_s),
+            attempts: self.attempts,
+            lost_attempts: self.lost,
+            bytes: self.bytes,
+            useful_cost: of(self.useful_cost),
+            lost_cost: of(self.lost_cost),
+            cost: self.cost(),
+        }
     }
+
+    fn idled(&self) -> Idle {
+        Idle {
+            idle_s: round(self.idle_s),
+            idle_cost: self.cost().map(|_| self.idle_cost),
+        }
+    }
+}
+
+/// Useful and lost work, and what it cost; no cost where no worker had a price.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Spent {
+    pub(crate) useful_s: f64,
+    pub(crate) lost_s: f64,
+    pub(crate) attempts: u32,
+    pub(crate) lost_attempts: u32,
+    pub(crate) bytes: u64,
+    pub(crate) useful_cost: Option<f64>,
+    pub(crate) lost_cost: Option<f64>,
+    pub(crate) cost: Option<f64>,
+}
+
+/// What lies between a worker's attempts.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Idle {
+    pub(crate) idle_s: f64,
+    pub(crate) idle_cost: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct StageLine {
+    pub(crate) stage: String,
+    #[serde(flatten)]
+    pub(crate) spent: Spent,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct WorkerLine {
+    pub(crate) worker: String,
+    #[serde(flatten)]
+    pub(crate) spent: Spent,
+    #[serde(flatten)]
+    pub(crate) idle: Idle,
+    price: Option<f64>,
+    labels: BTreeMap<String, String>,
+}
+
+/// Everything together.
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct TotalLine {
+    /// `all`.
+    pub(crate) stage: String,
+    #[serde(flatten)]
+    pub(crate) spent: Spent,
+    #[serde(flatten)]
+    pub(crate) idle: Idle,
+    /// Seconds of workers without a price.
+    pub(crate) unpriced_s: f64,
+}
+
+/// An attempt whose work nobody uses.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct LostAttempt {
+    pub(crate) part: String,
+    pub(crate) attempt: u32,
+    pub(crate) worker: String,
+    pub(crate) outcome: &'static str,
+    pub(crate) lost_s: f64,
+    pub(crate) lost_cost: Option<f64>,
+    pub(crate) message: String,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct IterationLine {
+    iteration: u32,
+    useful_s: f64,
+    useful_cost: Option<f64>,
+}
+
+/// `ledger RUN`: seconds and money by stage and by worker; and per solved episode.
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Ledger {
+    pub(crate) run: String,
+    pub(crate) total: TotalLine,
+    pub(crate) stages: Vec<StageLine>,
+    pub(crate) workers: Vec<WorkerLine>,
+    pub(crate) lost: Vec<LostAttempt>,
+    pub(crate) iterations: Vec<IterationLine>,
+    pub(crate) solved_episodes: f64,
+    pub(crate) worker_s_per_solved_episode: Option<f64>,
+    pub(crate) cost_per_solved_episode: Option<f64>,
 }
 
 /// A worker's account, with its first and last sign of life, its newest price and its labels.
@@ -191,7 +317,7 @@ struct Lane {
 
 /// Worker-seconds and money by stage and by worker: useful, lost and idle; and per solved episode.
 /// Idle is what lies between a worker's attempts. `price` is that of workers whose operators named none.
-pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
+pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> {
     let bars = bars(known, price).await?;
     let mut stages = BTreeMap::<String, Account>::new();
     let mut iterations = BTreeMap::<u32, Account>::new();
@@ -229,40 +355,53 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
         let idle = (lane.last - lane.first - account.spent_s()).max(0.0);
         account.idle(idle, lane.price);
         total.idle(idle, lane.price);
-        let mut line = account.to_json("worker", name);
-        line["idle_s"] = json!(round(idle));
-        line["idle_cost"] = json!(account.cost().map(|_| account.idle_cost));
-        line["price"] = json!(lane.price);
-        line["labels"] = json!(lane.labels);
-        workers.push(line);
+        workers.push(WorkerLine {
+            worker: name.clone(),
+            spent: account.spent(),
+            idle: account.idled(),
+            price: lane.price,
+            labels: lane.labels.clone(),
+        });
     }
     let played = state.book.rows().filter_map(|(_, row)| row.played());
     let solved: f64 = played.map(|of| of.success * of.episodes as f64).sum();
     let solved = solved.round();
-    let stages: Vec<Value> = stages.iter().map(|(n, a)| a.to_json("stage", n)).collect();
-    let mut sum = total.to_json("stage", "all");
-    sum["idle_s"] = json!(round(total.idle_s));
-    sum["idle_cost"] = json!(total.cost().map(|_| total.idle_cost));
-    sum["unpriced_s"] = json!(round(total.unpriced_s));
-    let iterations = iterations.iter().map(|(n, account)| {
-        let cost = account.cost().map(|_| account.useful_cost);
-        json!({"iteration": n, "useful_s": round(account.useful_s), "useful_cost": cost})
+    let stages = stages.iter().map(|(stage, account)| StageLine {
+        stage: stage.clone(),
+        spent: account.spent(),
+    });
+    let iterations = iterations.iter().map(|(n, account)| IterationLine {
+        iteration: *n,
+        useful_s: round(account.useful_s),
+        useful_cost: account.cost().map(|_| account.useful_cost),
     });
     let is_lost = |bar: &&Bar| !matches!(bar.outcome, "committed" | "open");
-    let lost = own().filter(is_lost).map(|bar| {
-        json!({
-            "part": bar.part(), "attempt": bar.attempt, "worker": bar.worker, "outcome": bar.outcome,
-            "lost_s": round(bar.seconds()), "lost_cost": bar.cost(), "message": bar.message,
-        })
+    let lost = own().filter(is_lost).map(|bar| LostAttempt {
+        part: bar.part(),
+        attempt: bar.attempt,
+        worker: bar.worker.clone(),
+        outcome: bar.outcome,
+        lost_s: round(bar.seconds()),
+        lost_cost: bar.cost(),
+        message: bar.message.clone(),
     });
     let per_solved = |spent: f64| (solved > 0.0).then(|| spent / solved);
-    Ok(json!({
-        "run": state.view.plan.run.to_string(), "total": sum, "stages": stages, "workers": workers,
-        "lost": lost.collect::<Vec<_>>(), "iterations": iterations.collect::<Vec<_>>(),
-        "solved_episodes": solved,
-        "worker_s_per_solved_episode": per_solved(total.spent_s()).map(round),
-        "cost_per_solved_episode": total.cost().and_then(per_solved),
-    }))
+    Ok(Ledger {
+        run: state.view.plan.run.to_string(),
+        total: TotalLine {
+            stage: "all".to_owned(),
+            spent: total.spent(),
+            idle: total.idled(),
+            unpriced_s: round(total.unpriced_s),
+        },
+        stages: stages.collect(),
+        workers,
+        lost: lost.collect(),
+        iterations: iterations.collect(),
+        solved_episodes: solved,
+        worker_s_per_solved_episode: per_solved(total.spent_s()).map(round),
+        cost_per_solved_episode: total.cost().and_then(per_solved),
+    })
 }
 
 #[cfg(test)]
@@ -301,10 +440,7 @@ mod tests {
         assert_eq!((account.useful_cost, account.lost_cost), (2.0, 1.0));
         assert_eq!((account.idle_cost, account.cost()), (1.0, Some(4.0)));
         assert_eq!(account.unpriced_s, 1800.0);
-        let line = account.to_json("stage", "rollout");
-        assert_eq!(
-            (&line["cost"], &line["lost_attempts"]),
-            (&json!(4.0), &json!(1))
-        );
+        let line = account.spent();
+        assert_eq!((line.cost, line.lost_attempts), (Some(4.0), 1));
     }
 }

@@ -3,54 +3,144 @@
 use super::known::Known;
 use crate::metrics::Row;
 use crate::runs::stored_tree;
+use crate::status::StatusDocument;
 use crate::{Result, text};
+use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_storage::Manifest;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// A run in the list of all.
-pub(super) async fn line(known: &Known) -> Result<Value> {
+#[derive(Debug, Serialize)]
+pub(crate) struct RunLine {
+    run: String,
+    pipeline: Pipeline,
+    estimator: String,
+    model: String,
+    iterations: u32,
+    status: StatusDocument,
+    /// Iteration and success.
+    training: Vec<(u32, Option<f64>)>,
+    evaluations: Vec<(u32, f64)>,
+    worker_s: f64,
+    workers: usize,
+    last_unix_s: f64,
+}
+
+/// A run that cannot be read does not hide the others.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ListedRun {
+    Read(Box<RunLine>),
+    Unreadable { run: String, error: String },
+}
+
+/// Every run of a store.
+#[derive(Debug, Serialize)]
+pub(crate) struct Runs {
+    pub(super) store: String,
+    pub(super) runs: Vec<ListedRun>,
+}
+
+/// Everything that a run's page shows beside its curves.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunPage {
+    #[serde(flatten)]
+    line: RunLine,
+    revision: u32,
+    identity: String,
+    seed: u64,
+    forked_at: Option<u32>,
+    now_unix_s: u64,
+    config: Value,
+}
+
+pub(super) async fn line(known: &Known) -> Result<RunLine> {
     let status = known.status().await?;
     let state = known.state().await;
     let plan = &state.view.plan;
     let trained = (1..=plan.iterations).filter_map(|n| state.book.training(plan, n));
-    let trained: Vec<Value> = trained.map(|t| json!([t.iteration, t.success])).collect();
     let evaluated = state.book.evaluations(plan);
-    let evaluated: Vec<Value> = evaluated
-        .iter()
-        .filter_map(|e| Some(json!([e.iteration, e.overall()?.success])))
-        .collect();
+    let evaluated = evaluated.iter();
     let works = || state.manifests.values().filter_map(|m| m.work.as_ref());
     let last = works().map(|w| w.started_unix_s as f64 + w.wall_s);
-    let mut workers: Vec<&str> = works().map(|w| w.worker.as_str()).collect();
-    workers.sort_unstable();
-    workers.dedup();
-    Ok(json!({
-        "run": plan.run.to_string(), "pipeline": plan.config.run.pipeline,
-        "estimator": plan.config.algorithm.adv_estimator,
-        "model": crate::evaluation::model(plan),
-        "iterations": plan.iterations, "status": status.to_json(),
-        "training": trained, "evaluations": evaluated,
-        "worker_s": works().map(|w| w.wall_s).sum::<f64>(), "workers": workers.len(),
-        "last_unix_s": last.fold(0.0, f64::max),
-    }))
+    let workers: BTreeSet<&str> = works().map(|w| w.worker.as_str()).collect();
+    Ok(RunLine {
+        run: plan.run.to_string(),
+        pipeline: plan.config.run.pipeline,
+        estimator: plan.config.algorithm.adv_estimator.to_string(),
+        model: crate::evaluation::model(plan),
+        iterations: plan.iterations,
+        status: status.document(),
+        training: trained.map(|t| (t.iteration, t.success)).collect(),
+        evaluations: evaluated
+            .filter_map(|e| Some((e.iteration, e.overall()?.success)))
+            .collect(),
+        worker_s: works().map(|w| w.wall_s).sum(),
+        workers: workers.len(),
+        last_unix_s: last.fold(0.0, f64::max),
+    })
 }
 
-/// Everything that a run's page shows beside its curves.
-pub(super) async fn run(known: &Known) -> Result<Value> {
-    let mut out = line(known).await?;
-    let state = known.state().await;
-    let plan = &state.view.plan;
-    out["revision"] = json!(plan.revision);
-    out["identity"] = json!(plan.identity);
-    out["seed"] = json!(plan.config.run.seed);
-    out["forked_at"] = json!(plan.forked_at());
-    out["now_unix_s"] = json!(text::unix_now_s());
-    out["config"] = stored_tree(plan);
-    Ok(out)
+pub(super) async fn run(known: &Known) -> Result<RunPage> {
+    let line = line(known).await?;
+    let plan = known.plan().await;
+    Ok(RunPage {
+        line,
+        revision: plan.revision,
+        identity: plan.identity.clone(),
+        seed: plan.config.run.seed,
+        forked_at: plan.forked_at(),
+        now_unix_s: text::unix_now_s(),
+        config: stored_tree(&plan),
+    })
+}
+
+/// All evaluation sets that count, together.
+#[derive(Debug, Serialize)]
+struct Overall {
+    success: f64,
+    greedy: Option<f64>,
+    tasks: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct EvaluatedSet {
+    set: Option<String>,
+    success: f64,
+    greedy: Option<f64>,
+    tasks: f64,
+    /// The interval of the success.
+    low: Option<f64>,
+    high: Option<f64>,
+    apart: Option<bool>,
+    part: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Evaluated {
+    label: String,
+    iteration: u32,
+    overall: Option<Overall>,
+    /// None for a set that is not committed.
+    sets: Vec<Option<EvaluatedSet>>,
 }
 
 /// Figures by iteration, and what each evaluation found.
-pub(super) async fn series(known: &Known) -> Result<Value> {
+#[derive(Debug, Serialize)]
+pub(crate) struct Series {
+    run: String,
+    begun_unix_s: f64,
+    planned: u32,
+    /// Every figure that there is, by name.
+    iterations: Vec<Map<String, Value>>,
+    evaluations: Vec<Evaluated>,
+}
+
+pub(super) async fn series(known: &Known) -> Result<Series> {
     let state = known.state().await;
     let (plan, book) = (&state.view.plan, &state.book);
     let works = state.manifests.values().filter_map(|m| m.work.as_ref());
@@ -92,38 +182,54 @@ pub(super) async fn series(known: &Known) -> Result<Value> {
         point.insert("time_s".into(), json!((ended - begun).max(0.0)));
         point.insert("sampled_tokens".into(), json!(sampled));
         point.insert("worker_s".into(), json!(worker_s));
-        iterations.push(Value::Object(point));
+        iterations.push(point);
     }
-    let evaluations: Vec<Value> = book
-        .evaluations(plan)
-        .iter()
-        .map(|e| {
-            let stage = match e.before_warm_start {
-                true => Stage::EvaluateInit,
-                false => Stage::Evaluate,
+    let evaluations = book.evaluations(plan);
+    let evaluations = evaluations.iter().map(|e| {
+        let stage = match e.before_warm_start {
+            true => Stage::EvaluateInit,
+            false => Stage::Evaluate,
+        };
+        let sets = e.sets.iter().enumerate().map(|(at, score)| {
+            let (iteration, part) = (e.iteration, at as u32);
+            let id = PartId {
+                iteration,
+                stage,
+                part,
             };
-            let sets = e.sets.iter().enumerate().map(|(at, score)| {
-                let id = PartId { iteration: e.iteration, stage, part: at as u32 };
-                let score = score.as_ref()?;
-                let row = book.row(id)?;
-                let rate = row.evaluated().and_then(|of| of.score.pass.get(&1));
-                Some(json!({
-                    "set": row.set, "success": score.success, "greedy": score.greedy,
-                    "tasks": score.tasks, "low": rate.map(|of| of.low), "high": rate.map(|of| of.high),
-                    "apart": e.apart.get(at), "part": id.to_string(),
-                }))
-            });
-            json!({
-                "label": e.label, "iteration": e.iteration,
-                "overall": e.overall().map(|s| json!({"success": s.success, "greedy": s.greedy, "tasks": s.tasks})),
-                "sets": sets.collect::<Vec<_>>(),
+            let score = score.as_ref()?;
+            let row = book.row(id)?;
+            let rate = row.evaluated().and_then(|of| of.score.pass.get(&1));
+            Some(EvaluatedSet {
+                set: row.set.clone(),
+                success: score.success,
+                greedy: score.greedy,
+                tasks: score.tasks,
+                low: rate.map(|of| of.low),
+                high: rate.map(|of| of.high),
+                apart: e.apart.get(at).copied(),
+                part: id.to_string(),
             })
-        })
-        .collect();
-    Ok(json!({
-        "run": plan.run.to_string(), "begun_unix_s": begun, "planned": plan.iterations,
-        "iterations": iterations, "evaluations": evaluations,
-    }))
+        });
+        Evaluated {
+            label: e.label.clone(),
+            iteration: e.iteration,
+            overall: e.overall().map(|s| Overall {
+                success: s.success,
+                greedy: s.greedy,
+                tasks: s.tasks,
+            }),
+            sets: sets.collect(),
+        }
+    });
+    let evaluations = evaluations.collect();
+    Ok(Series {
+        run: plan.run.to_string(),
+        begun_unix_s: begun,
+        planned: plan.iterations,
+        iterations,
+        evaluations,
+    })
 }
 
 /// The numbers of a part's metrics; of several parts the last one counts.
@@ -140,12 +246,26 @@ fn numbers(point: &mut Map<String, Value>, prefix: &str, row: &Row) {
 }
 
 /// A part's commit and metrics.
-pub(super) async fn part(known: &Known, id: PartId) -> Result<Value> {
+#[derive(Debug, Serialize)]
+pub(crate) struct PartPage {
+    run: String,
+    part: String,
+    manifest: Manifest,
+    metrics: Map<String, Value>,
+    stats: Map<String, Value>,
+    wall_s: Option<f64>,
+}
+
+pub(super) async fn part(known: &Known, id: PartId) -> Result<PartPage> {
     let manifest = known.committed(id).await?;
     let view = known.view().await;
     let row = crate::metrics::read_row(&view, id, &manifest).await?;
-    Ok(json!({
-        "run": view.plan.run.to_string(), "part": id.to_string(), "manifest": *manifest,
-        "metrics": row.figures, "stats": row.stats, "wall_s": row.wall_s,
-    }))
+    Ok(PartPage {
+        run: view.plan.run.to_string(),
+        part: id.to_string(),
+        manifest: Arc::unwrap_or_clone(manifest),
+        metrics: row.figures,
+        stats: row.stats,
+        wall_s: row.wall_s,
+    })
 }

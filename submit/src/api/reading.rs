@@ -1,6 +1,6 @@
 //! How far a long read has come, for a page that waits for it.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The reads under way in a run.
@@ -43,17 +43,26 @@ impl Reading {
         }
     }
 
-    /// The read that has the most before it; null without one.
-    pub(super) fn to_json(&self) -> Value {
+    /// The read that has the most before it, if there is one.
+    pub(super) fn longest(&self) -> Option<Progress> {
         let all = self.all();
         let longest = all
             .iter()
             .max_by_key(|read| read.of - read.done.min(read.of));
-        longest.map_or(
-            Value::Null,
-            |read| json!({"what": read.what, "done": read.done, "of": read.of}),
-        )
+        longest.map(|read| Progress {
+            what: read.what,
+            done: read.done,
+            of: read.of,
+        })
     }
+}
+
+/// How far a read has come.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Progress {
+    what: &'static str,
+    done: usize,
+    of: usize,
 }
 
 impl UnderWay {
@@ -79,17 +88,17 @@ mod tests {
     #[test]
     fn the_read_that_lasts_longest_is_told_until_it_ends() {
         let reading = Reading::default();
-        assert_eq!(reading.to_json(), Value::Null);
+        assert_eq!(reading.longest(), None);
         let short = reading.begin("commits", 3);
         let long = reading.begin("parts", 9);
         short.step();
         long.step();
         long.step();
-        let told = json!({"what": "parts", "done": 2, "of": 9});
-        assert_eq!(reading.to_json(), told);
+        let (what, done, of) = ("parts", 2, 9);
+        assert_eq!(reading.longest(), Some(Progress { what, done, of }));
         drop(long);
-        assert_eq!(reading.to_json()["what"], "commits");
+        assert_eq!(reading.longest().unwrap().what, "commits");
         drop(short);
-        assert_eq!(reading.to_json(), Value::Null);
+        assert_eq!(reading.longest(), None);
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn refusal(error: &Error) -> Refusal {
             }
             _ => RefusalKind::Unavailable,
         },
-        Error::Jobs(Jobs::Payload { .. }) => RefusalKind::Damaged,
+        Error::Jobs(Jobs::Payload { .. }) | Error::Record(_) => RefusalKind::Damaged,
         other => match other.exit() {
             Exit::Run => RefusalKind::NotFound,
             Exit::Config => RefusalKind::BadQuestion,

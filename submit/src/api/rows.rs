@@ -4,19 +4,18 @@
 
 use super::known::Known;
 use super::refusals::refusal;
-use crate::records::episodes;
+use crate::records::{episodes, slots};
 use crate::runs::{RunView, cache_dir};
 use crate::{Result, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse};
 use agentgym_jobs::pipeline::{PartId, Records, Stage};
-use agentgym_jobs::records::{Batch, BatchEpisode};
+use agentgym_record::iteration::Slot;
 use agentgym_storage::Manifest;
 use agentgym_view::RefusalKind;
 use futures::{StreamExt, stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -30,28 +29,30 @@ const LOOP_TURNS: usize = 3;
 
 /// What one episode's record says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Row {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Row {
     /// Place in the part.
-    pub(super) k: u32,
-    pub(super) env: String,
-    pub(super) item: i64,
-    pub(super) group: u32,
-    pub(super) sample: u32,
-    pub(super) outcome: Outcome,
-    pub(super) success: bool,
-    pub(super) reward: f64,
-    pub(super) turns: u32,
+    pub(crate) k: u32,
+    pub(crate) env: String,
+    pub(crate) item: i64,
+    pub(crate) group: u32,
+    pub(crate) sample: u32,
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub(crate) outcome: Outcome,
+    pub(crate) success: bool,
+    pub(crate) reward: f64,
+    pub(crate) turns: u32,
     /// Sampled tokens.
-    pub(super) length: u32,
+    pub(crate) length: u32,
     /// Turns without an action, and with one found after normalisation.
-    pub(super) invalid: u32,
-    pub(super) normalised: u32,
+    pub(crate) invalid: u32,
+    pub(crate) normalised: u32,
     /// Turns that were cut.
-    pub(super) cut: u32,
+    pub(crate) cut: u32,
     /// Longest run of turns with the same action.
-    pub(super) repeats: u32,
+    pub(crate) repeats: u32,
     /// Log-prob of the least likely sampled token.
-    pub(super) surprise: Option<f32>,
+    pub(crate) surprise: Option<f32>,
 }
 
 /// What the batch says of an episode.
@@ -132,14 +133,15 @@ impl Row {
     }
 }
 
-fn trained(slot: usize, e: &BatchEpisode) -> ((u32, u32), Trained) {
+fn trained(slot: &Slot) -> ((u32, u32), Trained) {
+    let e = &slot.episode;
     let tokens = e.sequences.iter().flat_map(|s| {
         let own = s.old_log_probs.iter().zip(&s.sequence.sampled_log_probs);
         own.zip(&s.sequence.loss_mask)
     });
     let differences = tokens.filter(|(_, kept)| **kept);
     let found = Trained {
-        slot,
+        slot: slot.slot,
         advantage: e.advantage,
         mismatch: differences
             .map(|((a, b), _)| (a - b).abs())
@@ -209,10 +211,8 @@ impl RowCache {
         let pairs: Vec<((u32, u32), Trained)> = match cached(&digest) {
             Some(pairs) => pairs,
             None => {
-                let Batch::V1(batch) = view.payload(manifest, artifact_names::BATCH).await?;
-                let filled = batch.iter().enumerate();
-                let filled = filled.filter_map(|(slot, e)| Some(trained(slot, e.as_ref()?)));
-                let pairs = filled.collect();
+                let slots = slots(view, manifest).await?;
+                let pairs = slots.iter().map(trained).collect();
                 keep(&digest, &pairs);
                 pairs
             }
@@ -281,6 +281,14 @@ impl RowCache {
     }
 }
 
+/// Counted from 1, and of how many.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Rank {
+    place: u32,
+    places: u32,
+}
+
 /// Which of its iteration's episodes, or evaluations, an episode is.
 pub(super) struct Ranks {
     /// Those before the first of each part.
@@ -299,10 +307,12 @@ impl Ranks {
         Self { before, all }
     }
 
-    /// Counted from 1, and of how many.
-    pub(super) fn get(&self, l: &Listed) -> (Value, Value) {
-        let all = self.all.get(&(l.part.iteration, l.part.stage));
+    pub(super) fn get(&self, l: &Listed) -> Rank {
         let before = self.before.get(&l.part).copied().unwrap_or_default();
-        (json!(before + l.row.k + 1), json!(all))
+        let all = self.all.get(&(l.part.iteration, l.part.stage)).copied();
+        Rank {
+            place: before + l.row.k + 1,
+            places: all.unwrap_or_default(),
+        }
     }
 }

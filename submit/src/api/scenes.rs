@@ -1,7 +1,7 @@
 //! What an episode's environment looked like at each turn: its recorded actions are played again in
 //! a game of this program, and shown only if every answer is the recorded one.
 
-use super::episodes::one;
+use super::episode::one;
 use super::known::Known;
 use crate::{Error, Result};
 use agentgym_envs::builtin::RulesVersion;
@@ -9,10 +9,19 @@ use agentgym_envs::{PlayedTask, Scenes, scenes as play_again};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// The pictures of an episode, or why there are none.
-pub(super) async fn scenes(known: &Known, id: PartId, k: u32) -> Result<Value> {
+#[derive(Debug, Serialize)]
+pub(crate) struct ScenesPage {
+    run: String,
+    part: String,
+    k: u32,
+    scenes: Option<Scenes>,
+    why: Option<String>,
+}
+
+pub(super) async fn scenes(known: &Known, id: PartId, k: u32) -> Result<ScenesPage> {
     let plan = known.plan().await;
     let (_, _, e) = one(known, id, k).await?;
     let run = plan.run.to_string();
@@ -20,10 +29,16 @@ pub(super) async fn scenes(known: &Known, id: PartId, k: u32) -> Result<Value> {
     let drawn = tokio::task::spawn_blocking(move || drawn(&plan, &e)).await;
     let drawn = drawn.map_err(|e| Error::Usage(format!("the game that was played again: {e}")))?;
     let (scenes, why) = match drawn {
-        Ok(scenes) => (json!({"start": scenes.start, "turns": scenes.turns}), None),
-        Err(why) => (Value::Null, Some(why)),
+        Ok(scenes) => (Some(scenes), None),
+        Err(why) => (None, Some(why)),
     };
-    Ok(json!({"run": run, "part": id.to_string(), "k": k, "scenes": scenes, "why": why}))
+    Ok(ScenesPage {
+        run,
+        part: id.to_string(),
+        k,
+        scenes,
+        why,
+    })
 }
 
 fn drawn(plan: &Plan, e: &Episode) -> Result<Scenes, String> {

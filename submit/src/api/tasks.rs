@@ -4,7 +4,7 @@ use super::known::Known;
 use super::rows::{Listed, RowCache};
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::PartId;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The episodes of a task in one evaluation.
@@ -28,15 +28,34 @@ impl Cell {
         }
     }
 
-    fn to_json(&self) -> Value {
-        json!({
-            "part": self.part.map(|id| id.to_string()), "group": self.group, "success": self.success(),
-            "n": self.samples.len(), "reward": self.reward / self.samples.len().max(1) as f64,
-            "ks": self.samples.iter().map(|(k, _)| k).collect::<Vec<_>>(),
-            "solved": self.samples.iter().map(|(_, solved)| solved).collect::<Vec<_>>(),
-            "greedy": self.greedy.map(|(_, solved)| solved), "greedy_k": self.greedy.map(|(k, _)| k),
-        })
+    fn shown(&self) -> ShownCell {
+        ShownCell {
+            part: self.part.map(|id| id.to_string()),
+            group: self.group,
+            success: self.success(),
+            n: self.samples.len(),
+            reward: self.reward / self.samples.len().max(1) as f64,
+            ks: self.samples.iter().map(|(k, _)| *k).collect(),
+            solved: self.samples.iter().map(|(_, solved)| *solved).collect(),
+            greedy: self.greedy.map(|(_, solved)| solved),
+            greedy_k: self.greedy.map(|(k, _)| k),
+        }
     }
+}
+
+/// The episodes of a task in one evaluation: places in the part, and which are solved.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ShownCell {
+    pub(crate) part: Option<String>,
+    pub(crate) group: u32,
+    pub(crate) success: Option<f64>,
+    pub(crate) n: usize,
+    pub(crate) reward: f64,
+    pub(crate) ks: Vec<u32>,
+    pub(crate) solved: Vec<bool>,
+    pub(crate) greedy: Option<bool>,
+    pub(crate) greedy_k: Option<u32>,
 }
 
 /// A set and a task of it.
@@ -69,8 +88,32 @@ fn cells(all: &[Listed], samples: u32) -> BTreeMap<Task, BTreeMap<Place, Cell>> 
     out
 }
 
+#[derive(Debug, Serialize)]
+struct Evaluation {
+    iteration: u32,
+    label: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct TaskRow {
+    set: Option<String>,
+    env: String,
+    item: i64,
+    task: String,
+    cells: Vec<Option<ShownCell>>,
+}
+
 /// Every task with a cell for each evaluation.
-pub(super) async fn matrix(known: &Known, rows: &RowCache) -> Result<Value> {
+#[derive(Debug, Serialize)]
+pub(crate) struct Matrix {
+    run: String,
+    samples: u32,
+    unreadable: Vec<String>,
+    evaluations: Vec<Evaluation>,
+    tasks: Vec<TaskRow>,
+}
+
+pub(super) async fn matrix(known: &Known, rows: &RowCache) -> Result<Matrix> {
     let plan = known.plan().await;
     let evaluation = &plan.config.evaluation;
     let all = rows.of_run(known, |id| id.stage.facts().evaluates).await?;
@@ -81,20 +124,29 @@ pub(super) async fn matrix(known: &Known, rows: &RowCache) -> Result<Value> {
         let named = labels
             .iter()
             .find(|e| (e.iteration, !e.before_warm_start) == (*iteration, *after));
-        json!({"iteration": iteration, "label": named.map(|e| &e.label)})
+        Evaluation {
+            iteration: *iteration,
+            label: named.map(|e| e.label.clone()),
+        }
     });
     let tasks = cells.iter().map(|((set, env, item), by)| {
-        let name = evaluation.sets.get(*set as usize).map(|s| &s.name);
-        let row = places.iter().map(|place| by.get(place).map(Cell::to_json));
-        json!({
-            "set": name, "env": env, "item": item, "task": format!("{env}_{item}"),
-            "cells": row.collect::<Vec<_>>(),
-        })
+        let name = evaluation.sets.get(*set as usize).map(|s| s.name.clone());
+        let row = places.iter().map(|place| by.get(place).map(Cell::shown));
+        TaskRow {
+            set: name,
+            env: env.clone(),
+            item: *item,
+            task: format!("{env}_{item}"),
+            cells: row.collect(),
+        }
     });
-    Ok(json!({
-        "run": plan.run.to_string(), "samples": evaluation.samples, "unreadable": all.unreadable,
-        "evaluations": evaluations.collect::<Vec<_>>(), "tasks": tasks.collect::<Vec<_>>(),
-    }))
+    Ok(Matrix {
+        run: plan.run.to_string(),
+        samples: evaluation.samples,
+        unreadable: all.unreadable,
+        evaluations: evaluations.collect(),
+        tasks: tasks.collect(),
+    })
 }
 
 /// One side of a comparison.
@@ -145,9 +197,44 @@ pub(super) async fn policy(known: &Known, rows: &RowCache, n: Option<u32>) -> Re
     })
 }
 
+/// A policy on the tasks of both.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Side {
+    pub(crate) run: String,
+    pub(crate) iteration: u32,
+    /// Of the samples.
+    pub(crate) success: Option<f64>,
+    pub(crate) greedy: Option<f64>,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Pair {
+    pub(crate) task: String,
+    pub(crate) a: ShownCell,
+    pub(crate) b: ShownCell,
+    pub(crate) change: f64,
+}
+
+/// `compare A B`.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Comparison {
+    pub(crate) a: Side,
+    pub(crate) b: Side,
+    pub(crate) tasks: u32,
+    pub(crate) gained: u32,
+    pub(crate) lost: u32,
+    pub(crate) same: u32,
+    /// Of the exact two-sided sign test.
+    pub(crate) p: f64,
+    pub(crate) rows: Vec<Pair>,
+}
+
 /// Two policies on the tasks that both were evaluated on: gained and lost tasks, and the exact
 /// two-sided sign test over them (tasks that do not differ say nothing).
-pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
+pub(super) fn compare(a: &Policy, b: &Policy) -> Comparison {
     let (mut gained, mut lost, mut same) = (0u32, 0u32, 0u32);
     let (mut sum_a, mut sum_b) = (0.0, 0.0);
     let (mut greedy_a, mut greedy_b) = (Vec::new(), Vec::new());
@@ -168,9 +255,12 @@ pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
             std::cmp::Ordering::Greater => lost += 1,
             std::cmp::Ordering::Equal => same += 1,
         }
-        rows.push(json!({
-            "task": format!("{env}_{item}"), "a": ours.to_json(), "b": theirs.to_json(), "change": y - x,
-        }));
+        rows.push(Pair {
+            task: format!("{env}_{item}"),
+            a: ours.shown(),
+            b: theirs.shown(),
+            change: y - x,
+        });
     }
     let tasks = gained + lost + same;
     let mean = |sum: f64| (tasks > 0).then(|| sum / f64::from(tasks));
@@ -178,16 +268,22 @@ pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
         let solved = of.iter().filter(|solved| **solved).count();
         (!of.is_empty()).then(|| solved as f64 / of.len() as f64)
     };
-    json!({
-        "a": {
-            "run": a.run, "iteration": a.iteration, "success": mean(sum_a), "greedy": greedy(&greedy_a),
-        },
-        "b": {
-            "run": b.run, "iteration": b.iteration, "success": mean(sum_b), "greedy": greedy(&greedy_b),
-        },
-        "tasks": tasks, "gained": gained, "lost": lost, "same": same,
-        "p": sign_test(gained, lost), "rows": rows,
-    })
+    let side = |of: &Policy, sum: f64, solved: &[bool]| Side {
+        run: of.run.clone(),
+        iteration: of.iteration,
+        success: mean(sum),
+        greedy: greedy(solved),
+    };
+    Comparison {
+        a: side(a, sum_a, &greedy_a),
+        b: side(b, sum_b, &greedy_b),
+        tasks,
+        gained,
+        lost,
+        same,
+        p: sign_test(gained, lost),
+        rows,
+    }
 }
 
 /// The chance that a fair coin falls at least this unevenly, in both directions.
@@ -255,13 +351,12 @@ mod tests {
             (4, &[true; 2], None),
         ]);
         let found = compare(&a, &b);
-        let figures = |side: &str| ["success", "greedy"].map(|of| found[side][of].as_f64());
-        assert_eq!(figures("a"), [Some(0.25), Some(0.5)]);
-        assert_eq!(figures("b"), [Some(0.5), Some(1.0)]);
-        let counts = ["tasks", "gained", "lost", "same"].map(|of| found[of].as_u64().unwrap());
+        assert_eq!((found.a.success, found.a.greedy), (Some(0.25), Some(0.5)));
+        assert_eq!((found.b.success, found.b.greedy), (Some(0.5), Some(1.0)));
+        let counts = [found.tasks, found.gained, found.lost, found.same];
         assert_eq!(counts, [2, 1, 0, 1]);
         let nothing = compare(&a, &policy(&[]));
-        assert!(nothing["a"]["success"].is_null() && nothing["b"]["greedy"].is_null());
+        assert!(nothing.a.success.is_none() && nothing.b.greedy.is_none());
     }
 
     #[test]

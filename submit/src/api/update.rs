@@ -1,17 +1,18 @@
 //! The optimizer steps of an iteration, and the tokens that pull most.
 
-use super::episodes::places;
+use super::episode::places;
 use super::known::Known;
-use super::rescore::{batch, histogram, told};
+use super::rescore::{Histogram, TokenPlace, filled};
 use super::rows::RowCache;
-use crate::records::{Slot, episodes};
-use crate::{Error, Result};
+use crate::Result;
+use crate::records::episodes;
 use agentgym_jobs::episode::{Episode, Turn};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::Batch;
-use agentgym_record::documents::UpdateSteps;
-use agentgym_worker::stages::credit::{log_prob_slopes, token_weights};
-use serde_json::{Value, json};
+use agentgym_record::documents::{UpdateSettings, UpdateStep, UpdateSteps};
+use agentgym_record::iteration::Slot;
+use agentgym_record::weights::{log_prob_slopes, token_weights};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Tokens listed.
@@ -26,26 +27,50 @@ fn as_batch(filled: &[Slot]) -> Batch {
     Batch::V1(batch)
 }
 
-fn unweighed(error: agentgym_worker::Error) -> Error {
-    Error::Usage(format!("weighing the tokens of the batch: {error}"))
+/// A token with what it pulls.
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct PullingToken {
+    #[serde(flatten)]
+    pub(crate) place: TokenPlace,
+    pub(crate) turn: Option<usize>,
+    pub(crate) pull: f64,
+    pub(crate) advantage: f64,
+    pub(crate) weight: f64,
+    pub(crate) slope: f64,
+    pub(crate) p: f64,
+    pub(crate) id: u32,
+    pub(crate) piece: Option<String>,
+}
+
+/// An iteration's update; no steps while it is being computed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Update {
+    pub(crate) run: String,
+    iteration: u32,
+    newest: Option<u32>,
+    pub(crate) settings: Option<UpdateSettings>,
+    minibatches: Option<Vec<UpdateStep>>,
+    /// Old over sampled probability: 1 for every token where the sampler's log-probs are used.
+    sampler: Option<Histogram>,
+    pub(crate) tokens: Vec<PullingToken>,
 }
 
 /// Steps and tokens. A token's pull is |slope| · (1 − p). Its slope is the derivative of the loss with
 /// respect to its log-prob as the first step has it, where the ratio is 1: − advantage · weight, and
 /// the KL term's where there is one. The weight is what `loss_agg_mode` gives a token of its sequence.
 /// 1 − p is the derivative of the log-prob with respect to the logit of what was sampled.
-pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Value> {
-    let (view, filled) = batch(known, n).await?;
+pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Update> {
+    let (view, filled) = filled(known, n).await?;
     let made = policy_of(&view.plan, n);
     let steps = match known.committed(made).await {
         Ok(manifest) => Some(view.document::<UpdateSteps>(&manifest).await?),
         // The update is still being computed.
         Err(_) => None,
     };
-    let steps = steps.as_ref();
     let recorded = as_batch(&filled);
-    let weights = token_weights(&view.plan, &recorded).map_err(unweighed)?;
-    let slopes = log_prob_slopes(&view.plan, &recorded).map_err(unweighed)?;
+    let weights = token_weights(&view.plan, &recorded)?;
+    let slopes = log_prob_slopes(&view.plan, &recorded)?;
     let mut pulls = Vec::new();
     let mut mismatches = Vec::new();
     for slot in &filled {
@@ -88,17 +113,19 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
     let tokens = pulls.iter().map(|(pull, slope, slot, s, t)| {
         let sequence = &slot.episode.sequences[*s];
         let id = sequence.sequence.token_ids[*t];
-        let mut out = told(&places, slot, *s, *t);
-        out["turn"] = json!(turn(slot, *s, *t));
-        out["pull"] = json!(pull);
-        out["advantage"] = json!(sequence.advantages[*t]);
-        out["weight"] = json!(weights[slot.slot][*s]);
-        out["slope"] = json!(slope);
-        out["p"] = json!(f64::from(sequence.old_log_probs[*t]).exp());
-        out["id"] = json!(id);
-        out["piece"] = json!(pieces.texts(&[id]).first());
-        out
+        PullingToken {
+            place: TokenPlace::of(&places, slot, *s, *t),
+            turn: turn(slot, *s, *t),
+            pull: *pull,
+            advantage: sequence.advantages[*t],
+            weight: weights[slot.slot][*s],
+            slope: *slope,
+            p: f64::from(sequence.old_log_probs[*t]).exp(),
+            id,
+            piece: pieces.texts(&[id]).pop(),
+        }
     });
+    let tokens = tokens.collect();
     let state = known.state().await;
     let newest = state
         .manifests
@@ -106,10 +133,14 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
         .filter(|id| id.stage == Stage::Advantage);
     let newest = newest.map(|id| id.iteration).max();
     let differs = mismatches.iter().any(|d| *d != 0.0);
-    Ok(json!({
-        "run": view.plan.run.to_string(), "iteration": n, "newest": newest, "settings": steps.map(|of| &of.settings),
-        "minibatches": steps.map(|of| &of.minibatches),
-        // Old over sampled probability: 1 for every token where the sampler's log-probs are used.
-        "sampler": differs.then(|| histogram(&mismatches)), "tokens": tokens.collect::<Vec<_>>(),
-    }))
+    let (settings, minibatches) = steps.map(|of| (of.settings, of.minibatches)).unzip();
+    Ok(Update {
+        run: view.plan.run.to_string(),
+        iteration: n,
+        newest,
+        settings,
+        minibatches,
+        sampler: differs.then(|| Histogram::of(&mismatches)),
+        tokens,
+    })
 }

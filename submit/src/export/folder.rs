@@ -8,11 +8,13 @@ use agentgym_jobs::pipeline::BASE_PART;
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
 use agentgym_worker::MADE;
+use serde::Serialize;
 use serde_json::json;
 use std::path::Path;
 
 /// Contents of an export.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Exported {
     /// Names below the folder, sorted.
     pub names: Vec<String>,

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::metrics::Row;
-use crate::records::Content;
+use crate::records::{Content, RecordDocument};
 use crate::runs::RunView;
 use crate::text;
 use crate::workers::short_worker;
@@ -11,6 +11,7 @@ use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
 use agentgym_record::Stats;
+use agentgym_record::filter::Kept;
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest};
 use serde_json::Value;
 
@@ -20,14 +21,6 @@ const LINE_MAX: usize = 160;
 /// The text of single tokens, if the tokenizer is available.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Option<Tokenizer>);
-
-/// The sequences of a record that has any.
-fn sequences(record: &mut Value) -> impl Iterator<Item = &mut Value> {
-    let all = record.get_mut("sequences").and_then(Value::as_array_mut);
-    all.into_iter()
-        .flatten()
-        .filter(|s| s["token_ids"].is_array())
-}
 
 impl Pieces {
     /// No tokenizer: ids only.
@@ -85,13 +78,10 @@ impl Pieces {
     }
 
     /// The records with the text of every token beside its id, where there is a tokenizer.
-    pub(crate) fn beside(&self, mut records: Vec<Value>) -> Vec<Value> {
+    pub(crate) fn beside(&self, mut records: Vec<RecordDocument>) -> Vec<RecordDocument> {
         if self.0.is_some() {
-            for sequence in records.iter_mut().flat_map(sequences) {
-                let ids = sequence["token_ids"].as_array().into_iter().flatten();
-                let ids = ids.filter_map(|id| u32::try_from(id.as_u64()?).ok());
-                let texts = self.texts(&ids.collect::<Vec<_>>());
-                sequence["pieces"] = texts.into();
+            for sequence in records.iter_mut().flat_map(RecordDocument::sequences_mut) {
+                sequence.pieces = Some(self.texts(&sequence.token_ids));
             }
         }
         records
@@ -236,7 +226,7 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
             }
         }
         Content::Kept(list) => {
-            for (lineage, episode) in list {
+            for Kept { lineage, episode } in list {
                 out += &format!(
                     "{}  from iteration {} rollout {} episode {}\n",
                     episode_line(episode).trim_end(),
@@ -289,8 +279,8 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
                 }
             }
         }
-        Content::Update(_) => {
-            for (index, minibatch) in content.to_json().iter().enumerate() {
+        Content::Update(minibatches) => {
+            for (index, minibatch) in minibatches.iter().enumerate() {
                 out += &format!("  step {index}");
                 for (name, value) in minibatch.as_object().into_iter().flatten() {
                     out += &format!("  {}", figure(name, value));

@@ -1,13 +1,15 @@
 //! The output of a run: a line per iteration while it runs; the table of evaluations and the plot
 //! at its end.
 
+use crate::documents::InOrder;
 use crate::metrics::plot::{Series, plot};
 use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated, finite};
+use crate::status::WarningDocument;
 use crate::{evaluation, text};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_record::metrics::Metrics;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// Columns and rows of the plot: with its axis and the range of the horizon it fits a terminal of
 /// 80 × 24.
@@ -266,49 +268,113 @@ fn evaluation_table(evaluations: &[Evaluated], plan: &Plan) -> String {
     text::table(&head, &rows)
 }
 
-/// The same as one JSON document.
-pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
+/// A policy's success by set, and over all that count.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct EvaluatedPolicy {
+    policy: String,
+    iteration: u32,
+    /// None for a set that is not committed.
+    sets: InOrder<Option<SetScore>>,
+    all: Option<SetScore>,
+}
+
+/// A loss on held-out data, nats per reply token.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Validation {
+    iteration: u32,
+    step: u32,
+    epoch: Option<f64>,
+    loss: f64,
+}
+
+/// Parts whose log-probs are those recorded while sampling, and how many were scored again.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct RecordedParts {
+    recorded_parts: usize,
+    checked_parts: usize,
+}
+
+/// Of a run that trains.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TrainingReport {
+    run: String,
+    evaluations: Vec<EvaluatedPolicy>,
+    training: Vec<Training>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    validation: Vec<Validation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_probs: Option<RecordedParts>,
+}
+
+/// What a run came to.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum Report {
+    /// It trains.
+    Training(TrainingReport),
+    /// It evaluates a model.
+    Evaluation(evaluation::Report),
+}
+
+/// What a command adds that has followed a run to its end.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct EndOfRun {
+    pub(crate) warnings: Vec<WarningDocument>,
+    pub(crate) digest: String,
+    pub(crate) commits: usize,
+    pub(crate) written: Vec<String>,
+}
+
+/// `metrics RUN`; the end of `run`, `eval`, `resume` and `fork`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ReportDocument {
+    #[serde(flatten)]
+    pub(crate) report: Report,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) end: Option<EndOfRun>,
+}
+
+/// [`report`] as a document.
+pub fn report_document(book: &RunMetrics, plan: &Plan) -> Report {
     if crate::metrics::is_all(plan) {
-        return evaluation::report_json(book, plan);
+        return Report::Evaluation(evaluation::document(book, plan));
     }
-    let score = |s: Option<SetScore>| {
-        s.map(|s| json!({"success": s.success, "success_greedy": s.greedy, "tasks": s.tasks}))
-    };
-    let evaluations: Vec<Value> = book
+    let names = || plan.config.evaluation.sets.iter().map(|s| s.name.clone());
+    let evaluations = book
         .evaluations(plan)
-        .iter()
-        .map(|row| {
-            let names = plan.config.evaluation.sets.iter().map(|s| s.name.clone());
-            let sets: serde_json::Map<String, Value> =
-                names.zip(row.sets.iter().map(|s| json!(score(*s)))).collect();
-            json!({"policy": row.label, "iteration": row.iteration, "sets": sets, "all": score(row.overall())})
-        })
-        .collect();
-    let training: Vec<Value> = (1..=plan.iterations)
-        .filter_map(|i| book.training(plan, i))
-        .map(|t| {
-            json!({
-                "iteration": t.iteration, "success": t.success, "success_within": t.success_within, "reward": t.reward,
-                "horizon": t.horizon, "signal": t.signal, "entropy": t.entropy, "kl": t.kl,
-                "loss": t.loss, "ref_kl": t.ref_kl, "grad_norm": t.grad_norm,
-                "rounds_mean": t.rounds, "kept": t.kept, "tokens_per_s": t.tokens_per_s, "wall_s": t.wall_s,
-            })
-        })
-        .collect();
-    let mut report =
-        json!({"run": plan.run.to_string(), "evaluations": evaluations, "training": training});
-    let validations: Vec<Value> = book
-        .validations()
-        .map(|(id, v)| json!({"iteration": id.iteration, "step": v.step, "epoch": v.epoch, "loss": v.loss}))
-        .collect();
-    if !validations.is_empty() {
-        report["validation"] = validations.into();
-    }
-    let (recorded, checked) = book.recorded_parts(plan);
-    if recorded > 0 {
-        report["log_probs"] = json!({"recorded_parts": recorded, "checked_parts": checked});
-    }
-    report
+        .into_iter()
+        .map(|row| EvaluatedPolicy {
+            all: row.overall(),
+            policy: row.label,
+            iteration: row.iteration,
+            sets: InOrder(names().zip(row.sets).collect()),
+        });
+    let validation = book.validations().map(|(id, v)| Validation {
+        iteration: id.iteration,
+        step: v.step,
+        epoch: v.epoch,
+        loss: v.loss,
+    });
+    let (recorded_parts, checked_parts) = book.recorded_parts(plan);
+    Report::Training(TrainingReport {
+        run: plan.run.to_string(),
+        evaluations: evaluations.collect(),
+        training: (1..=plan.iterations)
+            .filter_map(|i| book.training(plan, i))
+            .collect(),
+        validation: validation.collect(),
+        log_probs: (recorded_parts > 0).then_some(RecordedParts {
+            recorded_parts,
+            checked_parts,
+        }),
+    })
 }
 
 #[cfg(test)]

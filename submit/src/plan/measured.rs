@@ -4,6 +4,7 @@
 //! maximum length need that the sequences of those runs needed.
 
 use crate::Result;
+use crate::plan::document::MeasuredDocument;
 use crate::plan::memory::{Bytes, Memory};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::sequences;
@@ -14,7 +15,6 @@ use agentgym_jobs::plan::Plan;
 use agentgym_model::Dtype;
 use agentgym_record::Stats;
 use agentgym_storage::{Manifest, Store};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Runs that are looked at, of those with the same model.
@@ -327,18 +327,18 @@ impl Measured {
         out
     }
 
-    pub(crate) fn to_json(&self) -> Value {
-        let by_stage: serde_json::Map<String, Value> = self
-            .by_stage
-            .iter()
-            .map(|(stage, s)| (stage.name().to_owned(), json!(s)))
-            .collect();
-        let unmeasured: Vec<&str> = self.unmeasured.iter().map(|stage| stage.name()).collect();
-        json!({
-            "worker_s": self.worker_s(), "by_stage_s": by_stage, "unmeasured": unmeasured,
-            "runs": self.runs, "numeric_class": self.numeric_class, "price": self.price,
-            "cost": self.cost(), "trial_s": self.trial_s,
-        })
+    pub(crate) fn document(&self) -> MeasuredDocument {
+        let by_stage = self.by_stage.iter().map(|(stage, s)| (stage.name(), *s));
+        MeasuredDocument {
+            worker_s: self.worker_s(),
+            by_stage_s: by_stage.collect(),
+            unmeasured: self.unmeasured.iter().map(|stage| stage.name()).collect(),
+            runs: self.runs.clone(),
+            numeric_class: self.numeric_class.clone(),
+            price: self.price,
+            cost: self.cost(),
+            trial_s: self.trial_s,
+        }
     }
 }
 
@@ -387,6 +387,7 @@ mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
     use agentgym_storage::{AttemptId, Work};
+    use serde_json::{Value, json};
     use std::path::Path;
 
     fn plan(overrides: &[&str]) -> Plan {
@@ -501,8 +502,8 @@ trainer: {total_training_steps: 10}
             said.contains("a small first iteration, which took 2.0 s on this machine"),
             "{said}"
         );
-        assert_eq!(tried.to_json()["trial_s"], 2.0);
-        assert_eq!(tried.to_json()["runs"], json!([]));
+        assert_eq!(tried.document().trial_s, Some(2.0));
+        assert_eq!(tried.document().runs, [""; 0]);
     }
 
     /// Half of what lengths may need was needed: so it is of a plan with longer sequences.

@@ -3,6 +3,7 @@
 
 use crate::plan::advice::advice;
 use crate::plan::device::{Gpu, GpuMemory};
+use crate::plan::document::{PlanDocument, SizesDocument};
 use crate::plan::measured::Measured;
 use crate::plan::memory::Memory;
 use crate::plan::model_size::{self, ModelSize};
@@ -18,8 +19,6 @@ use agentgym_jobs::plan::Plan;
 use agentgym_model::{Device, Dtype};
 use agentgym_text::without_secrets;
 use agentgym_worker::{class_made_in, model_folder};
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything on the screen, as numbers.
 #[derive(Debug)]
@@ -423,38 +422,56 @@ impl<'a> PlanView<'a> {
         );
     }
 
-    /// The same as JSON.
-    pub fn to_json(&self) -> Value {
+    /// The same as a document.
+    pub fn document(&self) -> PlanDocument {
         let plan = self.plan;
-        let sizes = self.model.as_ref().ok().map(|m| {
-            let s = Sizes::new(plan, m);
-            let mut sizes = json!({
-                "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
-                "records_bytes_max": s.records, "kept_bytes_max": s.kept,
-            });
-            let memory = Memory::new(plan, m, self.threads, self.dtype);
-            for (name, most) in memory.json() {
-                sizes[name] = json!(most);
-            }
-            sizes["measured_memory"] = json!(self.peaks(&memory).map(|peaks| peaks.json().collect::<BTreeMap<_, _>>()));
-            if let Some(gpu) = self.gpu {
-                for (name, most) in GpuMemory::new(plan, m, gpu.dtype).json() {
-                    sizes[name] = json!(most);
-                }
-            }
-            sizes
-        });
         let counted = Counted::of(plan);
         let names = counted.start.keys().chain(counted.each.keys());
-        let stages: BTreeSet<&str> = names.map(|stage| stage.name()).collect();
-        let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
-        json!({
-            "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
-            "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
-            "tokens_per_sequence_max": plan.context_tokens(), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
-            "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "measured": self.measured.as_ref().ok().map(Measured::to_json), "unmeasured_why": self.measured.as_ref().err(), "not_used": self.unused, "notes": self.notes, "better": self.model.iter().flat_map(|model| advice(plan, model)).collect::<Vec<_>>(), "template": template_text(plan), "kl": self.kl_text(),
-        })
+        let better = self.model.iter().flat_map(|model| advice(plan, model));
+        PlanDocument {
+            run: plan.run.to_string(),
+            identity: plan.identity.clone(),
+            iterations: plan.iterations,
+            tasks: plan.tasks.len(),
+            sequences_per_iteration: sequences(plan),
+            tokens_per_sequence_max: plan.context_tokens(),
+            minibatches: plan.minibatches(),
+            optimizer_steps_per_iteration: steps_per_iteration(plan),
+            parts: counted.all,
+            stages: names.map(|stage| stage.name()).collect(),
+            horizon: (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect(),
+            evaluations: self.evaluations(),
+            sizes: self.model.as_ref().ok().map(|model| self.sizes(model)),
+            measured: self.measured.as_ref().ok().map(Measured::document),
+            unmeasured_why: self.measured.as_ref().err().cloned(),
+            not_used: self.unused.to_vec(),
+            notes: self.notes.to_vec(),
+            better: better.collect(),
+            template: template_text(plan),
+            kl: self.kl_text(),
+            fork: None,
+        }
+    }
+
+    fn sizes(&self, model: &ModelSize) -> SizesDocument {
+        let sizes = Sizes::new(self.plan, model);
+        let memory = Memory::new(self.plan, model, self.threads, self.dtype);
+        let gpu = self
+            .gpu
+            .as_ref()
+            .map(|gpu| GpuMemory::new(self.plan, model, gpu.dtype));
+        let on_gpu = gpu.iter().flat_map(GpuMemory::json);
+        SizesDocument {
+            parameters: narrow(model.parameters),
+            trained_parameters: narrow(model.trained),
+            policy_bytes: sizes.policy,
+            optimizer_bytes: sizes.optimizer,
+            critic_bytes: sizes.critic,
+            records_bytes_max: sizes.records,
+            kept_bytes_max: sizes.kept,
+            by_stage: memory.json().chain(on_gpu).collect(),
+            measured_memory: self.peaks(&memory).map(|peaks| peaks.json().collect()),
+        }
     }
 }
 
@@ -464,6 +481,8 @@ mod tests {
     use crate::plan::memory::check_fits;
     use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::pipeline::{Stage, parts};
+    use serde_json::json;
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     fn plan(text: &str, overrides: &[&str]) -> (Plan, Vec<String>) {
@@ -674,7 +693,7 @@ jobs: {rollout_part_tasks: 2}
     #[test]
     fn numbers_for_programs_agree_with_the_arithmetic() {
         let (plan, _) = plan(TEXT, &[]);
-        let json = PlanView::new(&plan, "data", None, &[]).to_json();
+        let json = json!(PlanView::new(&plan, "data", None, &[]).document());
         assert_eq!(json["sequences_per_iteration"], 32);
         assert_eq!(json["optimizer_steps_per_iteration"], 4);
         assert_eq!(json["horizon"].as_array().map(Vec::len), Some(25));
@@ -746,7 +765,7 @@ jobs: {rollout_part_tasks: 2}
                 let known = Stage::ALL.map(Stage::name);
                 let named: BTreeSet<&str> = words.filter(|word| known.contains(word)).collect();
                 assert_eq!(named, yielded, "{given:?}: {line}");
-                let json = view.to_json();
+                let json = json!(view.document());
                 assert_eq!(json["parts"], all.len(), "{given:?}");
                 assert!(line.contains(&count(all.len() as u64)), "{line}");
                 seen.extend(yielded.into_iter().map(str::to_owned));

@@ -1,13 +1,14 @@
 //! Every run of a store, one line each, the newest first.
 
-use super::status;
+use super::{StatusDocument, status};
 use crate::cli::Global;
 use crate::runs::RunView;
 use crate::{Result, claims, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,8 +22,42 @@ struct Listed {
     plan: Option<Arc<Plan>>,
     /// State, iteration, parts and what it waits for.
     cells: [String; 4],
-    document: Value,
+    document: RunDocument,
     run: String,
+}
+
+/// A run of `status`.
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+enum RunDocument {
+    Read {
+        #[serde(flatten)]
+        status: Box<StatusDocument>,
+        #[serde(flatten)]
+        own: Own,
+    },
+    Unreadable {
+        run: String,
+        error: String,
+    },
+}
+
+/// What tells a run from the others.
+#[derive(Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Own {
+    name: Option<String>,
+    seed: u64,
+    begun_unix_s: Option<u64>,
+    differs: BTreeMap<&'static str, Value>,
+}
+
+/// `status` without a run.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct AllDocument {
+    runs: Vec<RunDocument>,
 }
 
 /// One line per run of a store.
@@ -41,7 +76,10 @@ pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
                     "–".into(),
                     format!("for you, it cannot be read: {e}"),
                 ],
-                document: json!({"run": run.to_string(), "error": e.to_string()}),
+                document: RunDocument::Unreadable {
+                    run: run.to_string(),
+                    error: e.to_string(),
+                },
                 run: run.to_string(),
             },
         });
@@ -61,10 +99,14 @@ pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
             let own = &plan.config.run;
             name = own.name.clone().unwrap_or_default();
             seed = own.seed.to_string();
-            run.document["name"] = json!(own.name);
-            run.document["seed"] = json!(own.seed);
-            run.document["begun_unix_s"] = json!(run.begun_unix_s);
-            run.document["differs"] = json!(changed);
+            if let RunDocument::Read { own: said, .. } = &mut run.document {
+                *said = Own {
+                    name: own.name.clone(),
+                    seed: own.seed,
+                    begun_unix_s: run.begun_unix_s,
+                    differs: changed.clone(),
+                };
+            }
         }
         let changed: Vec<String> = (changed.iter())
             .map(|(key, value)| {
@@ -80,7 +122,7 @@ pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
         documents.push(run.document);
     }
     if global.json {
-        text::emit_json(&json!({"runs": documents}));
+        text::emit_json(&AllDocument { runs: documents });
     } else if rows.is_empty() {
         text::emit(&format!("no runs in the store at {}", store.url()));
     } else {
@@ -119,7 +161,10 @@ async fn look(store: &Store, run: &str, global: &Global) -> Result<Listed> {
             format!("{}/{}", status.committed, status.parts),
             waits.join("; "),
         ],
-        document: status.to_json(),
+        document: RunDocument::Read {
+            status: Box::new(status.document()),
+            own: Own::default(),
+        },
         run: status.run,
         plan: Some(view.plan),
     })

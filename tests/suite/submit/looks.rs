@@ -65,7 +65,9 @@ async fn records_carry_every_stream() {
     let view = scene.view().await;
     let records = async |stage, filter| {
         let manifest = view.committed(id(1, stage)).await.unwrap();
-        content(&view, &manifest, filter).await.unwrap().to_json()
+        let content = content(&view, &manifest, filter).await.unwrap();
+        let records: Vec<Value> = content.documents().iter().map(|r| json!(r)).collect();
+        records
     };
     let episodes = records(Stage::Rollout, Filter::default()).await;
     assert_eq!(episodes.len(), 2);

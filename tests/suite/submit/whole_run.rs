@@ -80,10 +80,8 @@ async fn a_run_goes_from_its_config_to_its_digest_and_again_does_nothing() {
 
     // The sampled log-probs equal the scored ones bit for bit on this machine.
     let manifest = view.committed(id(2, Stage::Advantage)).await.unwrap();
-    let records = content(&view, &manifest, Filter::default())
-        .await
-        .unwrap()
-        .to_json();
+    let records = content(&view, &manifest, Filter::default()).await.unwrap();
+    let records: Vec<Value> = records.documents().iter().map(|r| json!(r)).collect();
     assert_eq!(records.len(), 4);
     for sequence in records
         .iter()

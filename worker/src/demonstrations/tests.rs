@@ -202,15 +202,15 @@ fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let longest = (0..60).max_by_key(|id| tokens(*id).len()).unwrap();
     let limit = tokens(longest).len() - 1;
     let drawn = |overlong, tokens_max| {
+        let shown = Shown {
+            solver: Arc::clone(&solver),
+            ids: ids.clone(),
+            opening: Vec::new(),
+            instruction: "Craft.".to_owned(),
+            reply_prefix: None,
+        };
         let row = longest as usize;
-        let limit = (tokens_max, overlong);
-        solved(
-            (&*solver, (&[], "Craft."), None),
-            (&ids, row),
-            &policy,
-            "source row 7",
-            limit,
-        )
+        shown.encode(row, &policy, "source row 7", tokens_max, overlong)
     };
     let message = drawn(OverlongRows::Refuse, limit).unwrap_err().to_string();
     assert!(message.starts_with("source row 7 (textcraft_"), "{message}");

@@ -6,11 +6,10 @@ use super::artifacts::{self, read};
 use super::training::step::{say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
 use super::training::{
-    ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, loss_tokens, micro_batch_size,
-    minibatch_slots, optimizer_of, options, upload_critic, wide,
+    ADAM_EPS, Brakes, OPTIMIZER, Workbench, optimizer_of, options, upload_critic,
 };
 use crate::blocking::blocking;
-use crate::metrics::{self, mean, write_json};
+use crate::metrics::{self, write_json};
 use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueSums, ValueTokens};
@@ -20,7 +19,11 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
 use agentgym_model::{AdamW, ComputeOptions, Critic, ScoreRequest, Trainer};
 use agentgym_record::documents::{CriticSettings, CriticStep, CriticSteps, UnitRule};
+use agentgym_record::figures::mean;
 use agentgym_record::metrics::CriticMetrics;
+use agentgym_record::weights::{
+    denominators, loss_tokens, micro_batch_size, minibatch_slots, wide,
+};
 use agentgym_storage::{LocalFolder, Outputs};
 use std::ops::Range;
 use std::path::Path;

@@ -6,12 +6,10 @@
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
-use super::training::{
-    Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
-};
+use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
-use crate::metrics::{self, mean};
+use crate::metrics;
 use crate::pairs::Pair;
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
@@ -22,7 +20,9 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams, score};
 use agentgym_record::documents::UnitRule;
+use agentgym_record::figures::mean;
 use agentgym_record::metrics::{DpoMetrics, DpoPoint};
+use agentgym_record::weights::wide;
 use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;

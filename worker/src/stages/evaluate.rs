@@ -6,7 +6,7 @@ mod items;
 
 use super::play;
 use crate::episode::Request;
-use crate::metrics::{self, mean};
+use crate::metrics;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::EvaluationSet;
@@ -15,6 +15,7 @@ use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
+use agentgym_record::figures::{mean, summary};
 use agentgym_record::metrics::EvaluationMetrics;
 use agentgym_storage::Outputs;
 use bytes::Bytes;
@@ -128,7 +129,7 @@ fn summarise(
         .iter()
         .filter(|e| e.usable())
         .map(|e| f64::from(u8::from(e.success)));
-    let sampled = metrics::summary(&sampled);
+    let sampled = summary(&sampled);
     let ks = evaluation.ks();
     Ok(EvaluationMetrics {
         score: items::score(items, &ks, None)?,

@@ -1,96 +1,17 @@
-//! What `agentgym-submit export` adds to the artifacts of an iteration, so that everything can be
-//! recomputed elsewhere: how the estimator used each episode, and which examples each supervised
-//! step trained on. Both are computed from the plan and the artifacts, by the same functions that
-//! the stages use.
+//! What `agentgym-submit export` adds to the artifacts of a supervised phase, so that its steps can be
+//! made again elsewhere: the examples of each step, by the functions that the stages use.
 
-use super::advantage::Given;
 use super::sft::mixture::Mixture;
-use super::training::{ADAM_EPS, wide};
-use super::{advantage, dpo, sft};
+use super::training::ADAM_EPS;
+use super::{dpo, sft};
 use crate::Result;
 use crate::demonstrations::Encoded;
-use crate::rewards::Rewards;
-use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Policy;
 use agentgym_storage::Inputs;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-
-/// How an episode takes part in its iteration's advantages.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Standing {
-    /// Whether the estimator uses it, for baselines, groups and whitening.
-    pub compared: bool,
-    /// Whether it is compared but not trained on (`algorithm.overlong: mask`).
-    pub masked: bool,
-    /// Its score, as group estimators compare it.
-    pub score: f64,
-    /// The reward of each turn, if turns are rewarded separately (`algorithm.turn_rewards`), placed
-    /// on the turn's last token. Otherwise the score is placed on the last token of the episode's
-    /// loss mask.
-    pub turn_rewards: Option<Vec<f64>>,
-    /// The reward of the greedy episode of its task, if the estimator uses it as baseline.
-    pub baseline: Option<f64>,
-}
-
-/// The standing of each episode of an iteration; `episodes` are sorted by (group, sample). `greedy`
-/// are the baseline episodes, `selected` the chosen groups in slot order.
-///
-/// # Errors
-/// An environment without a spec.
-pub fn standings(
-    plan: &Plan,
-    episodes: &[&Episode],
-    greedy: &[Episode],
-    selected: Option<Vec<u32>>,
-) -> Result<Vec<Standing>> {
-    let rewards = Rewards::of(plan)?;
-    let usable = greedy.iter().filter(|e| e.usable());
-    let given = Given {
-        baselines: usable.map(|e| (e.group, rewards.score(e))).collect(),
-        selected,
-        ..Given::default()
-    };
-    let compared = advantage::compared(plan, episodes, &given);
-    let all = episodes.iter().zip(compared);
-    Ok(all
-        .map(|(episode, compared)| Standing {
-            compared,
-            masked: compared && advantage::is_masked(plan, episode),
-            score: rewards.score(episode),
-            turn_rewards: rewards.turns(episode),
-            baseline: given.baselines.get(&episode.group).copied(),
-        })
-        .collect())
-}
-
-/// Importance weights by which the sampler correction multiplies the advantages, by sequence and
-/// token; `None` if the correction is off. `old` are the log-probs of the policy at the start of
-/// the update.
-///
-/// # Errors
-/// Streams of different lengths.
-pub fn importance_weights(
-    plan: &Plan,
-    episode: &Episode,
-    old: &[Vec<f32>],
-) -> Result<Option<Vec<Vec<f64>>>> {
-    let Some(correction) = plan.config.importance_correction()? else {
-        return Ok(None);
-    };
-    let (mut behaviour, mut mask) = (Vec::new(), Vec::new());
-    for sequence in &episode.sequences {
-        behaviour.extend(advantage::behaviour(sequence)?);
-        mask.extend_from_slice(&sequence.loss_mask);
-    }
-    let mut weights = correction
-        .weights(&wide(&old.concat()), &behaviour, &mask)?
-        .into_iter();
-    let own = |s: &Vec<f32>| weights.by_ref().take(s.len()).collect();
-    Ok(Some(old.iter().map(own).collect()))
-}
 
 /// The training examples of the steps of a supervised phase.
 #[derive(Debug, Serialize)]

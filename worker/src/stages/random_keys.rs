@@ -2,7 +2,6 @@
 //! depends on how the run is cut into parts. They cannot depend on a worker, a thread or an
 //! attempt: the functions that make the requests do not receive these.
 
-use super::advantage::scramble_key;
 use super::sft::held_out::split_key;
 use super::sft::mixture::{pass_key, pick_key, source_key};
 use super::testing::plan_of;
@@ -12,6 +11,7 @@ use agentgym_jobs::episode::Task;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{head, permutation_key};
+use agentgym_record::credit::scramble_key;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

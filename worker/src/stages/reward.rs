@@ -11,13 +11,14 @@
 
 use super::artifacts::read;
 use super::play;
-use crate::metrics::{self, mean};
+use crate::metrics;
 use crate::{Beat, Error, Report, Result, StageContext};
 use agentgym_envs::{Unread, body, causes, excerpt, http_client, redirected, shown};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Reward;
 use agentgym_jobs::episode::{Episode, Episodes, JUDGEMENT, Judgement, Outcome};
 use agentgym_jobs::trajectory::Trajectory;
+use agentgym_record::figures::mean;
 use agentgym_record::metrics::RewardMetrics;
 use agentgym_storage::Outputs;
 use futures::stream::{self, StreamExt};

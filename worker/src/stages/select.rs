@@ -11,13 +11,13 @@
 
 use super::artifacts::read;
 use crate::metrics::{self, write_json};
-use crate::rewards::Rewards;
 use crate::{Report, Result, StageContext};
 use agentgym_algorithms::groups::{collect, count};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_record::documents::{self, Selection};
 use agentgym_record::metrics::SelectMetrics;
+use agentgym_record::rewards::Rewards;
 use agentgym_storage::Outputs;
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {

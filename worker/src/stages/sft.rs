@@ -10,12 +10,10 @@ pub(super) mod mixture;
 use super::artifacts;
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
-use super::training::{
-    Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
-};
+use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
-use crate::metrics::{self, mean};
+use crate::metrics;
 use crate::policies::POLICY;
 use crate::{Report, Result, StageContext};
 use agentgym_algorithms::losses::{Aggregation, Denominator, sft};
@@ -24,7 +22,9 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams};
 use agentgym_record::documents::UnitRule;
+use agentgym_record::figures::mean;
 use agentgym_record::metrics::{SftMetrics, SftPoint, Validation, ValidationPoint};
+use agentgym_record::weights::wide;
 use agentgym_storage::{LocalFolder, Outputs};
 use mixture::Mixture;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
 //! Which rows of a source are held out from training, and the policy's loss on them.
 
 use crate::demonstrations::Encoded;
-use crate::stages::training::wide;
 use crate::{Error, Result};
 use agentgym_algorithms::losses::sequence_log_prob;
 use agentgym_jobs::config::rows_held_out;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
 use agentgym_model::{ComputeOptions, Policy, score};
+use agentgym_record::weights::wide;
 use std::collections::BTreeMap;
 
 /// Log-probs are at temperature 1.

@@ -4,12 +4,11 @@
 //! sampled.
 
 use super::held_out::{held_out, split_key};
-use crate::demonstrations::{Conversation, Encoded, Line, parse_file, solved};
+use crate::demonstrations::{Conversation, Encoded, Line, Shown, parse_file};
 use crate::environments::rules;
 use crate::stages::artifacts::read;
 use crate::{Error, Result};
 use agentgym_envs::builtin;
-use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{OverlongRows, SftSource};
@@ -19,7 +18,6 @@ use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::Policy;
 use agentgym_storage::Inputs;
 use agentgym_text::without_secrets;
-use std::sync::Arc;
 
 /// The sources of demonstrations, and the position in them.
 pub(in crate::stages) struct Mixture {
@@ -60,13 +58,7 @@ pub(super) struct Source {
 
 pub(super) enum Content {
     File(Vec<Conversation>),
-    Solver {
-        solver: Arc<dyn Solver>,
-        ids: Vec<i64>,
-        /// The turns and the text that conversations begin with.
-        head: (Vec<Line>, String),
-        reply_prefix: Option<String>,
-    },
+    Solver(Shown),
     /// Sampled sequences, whose tokens are never encoded again (I6).
     Sampled(Vec<Encoded>),
 }
@@ -80,7 +72,7 @@ impl Content {
         };
         match self {
             Self::File(rows) => rows.iter().enumerate().map(named).collect(),
-            Self::Solver { ids, .. } => ids.iter().map(ToString::to_string).collect(),
+            Self::Solver(shown) => shown.ids.iter().map(ToString::to_string).collect(),
             Self::Sampled(rows) => (0..rows.len()).map(|row| row.to_string()).collect(),
         }
     }
@@ -94,24 +86,17 @@ impl Content {
         match self {
             Self::File(rows) => Self::File(those(rows, keeps, side)),
             Self::Sampled(rows) => Self::Sampled(those(rows, keeps, side)),
-            Self::Solver {
-                solver,
-                ids,
-                head,
-                reply_prefix,
-            } => Self::Solver {
-                solver: Arc::clone(solver),
-                ids: those(ids, keeps, side),
-                head: head.clone(),
-                reply_prefix: reply_prefix.clone(),
-            },
+            Self::Solver(shown) => Self::Solver(Shown {
+                ids: those(&shown.ids, keeps, side),
+                ..shown.clone()
+            }),
         }
     }
 
     fn len(&self) -> usize {
         match self {
             Self::File(rows) => rows.len(),
-            Self::Solver { ids, .. } => ids.len(),
+            Self::Solver(shown) => shown.ids.len(),
             Self::Sampled(rows) => rows.len(),
         }
     }
@@ -404,21 +389,7 @@ impl Source {
         match &self.content {
             Content::Sampled(rows) => Ok(rows[row].clone()),
             Content::File(rows) => rows[row].encode(policy, &what, tokens_max),
-            Content::Solver {
-                solver,
-                ids,
-                head: (opening, instruction),
-                reply_prefix,
-            } => {
-                let limit = (tokens_max, overlong);
-                solved(
-                    (&**solver, (opening, instruction), reply_prefix.as_deref()),
-                    (ids, row),
-                    policy,
-                    &what,
-                    limit,
-                )
-            }
+            Content::Solver(shown) => shown.encode(row, policy, &what, tokens_max, overlong),
         }
     }
 
@@ -491,10 +462,11 @@ fn solver(
         .map_err(|e| Error::stage(format!("{key}: {e}")))?;
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let (opening, instruction) = gym.opening_of(known.instruction);
-    Ok(Content::Solver {
+    Ok(Content::Solver(Shown {
         solver,
         ids,
-        head: (opening.iter().map(Line::of).collect(), instruction),
+        opening: opening.iter().map(Line::of).collect(),
+        instruction,
         reply_prefix: plan.reply_prefix().map(str::to_owned),
-    })
+    }))
 }

@@ -9,7 +9,6 @@ use super::steps::Place;
 use crate::Result;
 use crate::stages::training::step::{say_if_skipped, with_sums};
 use crate::stages::training::units::{Size, Units};
-use crate::stages::training::{denominators, loss_tokens, wide};
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
@@ -17,6 +16,7 @@ use agentgym_model::{
     UnitStreams, partial_gradients,
 };
 use agentgym_record::documents::{UpdateSettings, UpdateStep};
+use agentgym_record::weights::{denominators, loss_tokens, wide};
 use std::ops::Range;
 
 /// The result of some of a minibatch's units.

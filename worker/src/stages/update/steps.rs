@@ -1,9 +1,10 @@
 //! The optimizer steps of an update, and their shared settings.
 
 use crate::Result;
-use crate::stages::training::{ADAM_EPS, micro_batch_size, minibatch_slots};
+use crate::stages::training::ADAM_EPS;
 use agentgym_jobs::plan::Plan;
 use agentgym_record::documents::{UnitRule, UpdateSettings};
+use agentgym_record::weights::{micro_batch_size, minibatch_slots};
 use std::ops::Range;
 
 /// The position of an optimizer step in an update.

@@ -1,24 +1,26 @@
 //! The metrics of the iteration's episodes. Entries of an option are written only if the option is
 //! on, so that the metrics of other runs keep their bytes.
 
-use super::credit::{Credit, Given, behaviour};
-use super::scored::Scored;
+use super::assign::{Credit, behaviour};
 use crate::Result;
-use crate::metrics::{self, mean, success_by_env};
-use crate::stages::training::wide;
+use crate::figures::{self, mean, success_by_env};
+use crate::iteration::Iteration;
+use crate::metrics::AdvantageMetrics;
+use crate::weights::wide;
 use agentgym_algorithms::importance::Mismatch;
 use agentgym_algorithms::kl::{KlEstimator, masked_mean};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
-use agentgym_record::metrics::AdvantageMetrics;
 
-pub(super) fn summarise(
-    plan: &Plan,
-    iteration: u32,
-    all: &[Scored],
-    given: &Given,
-    credit: &Credit,
-) -> Result<AdvantageMetrics> {
+/// The metrics of an iteration whose episodes got this credit.
+///
+/// # Errors
+/// Streams of different lengths.
+pub fn summarise(plan: &Plan, iteration: &Iteration, credit: &Credit) -> Result<AdvantageMetrics> {
+    let Iteration {
+        episodes: all,
+        given,
+    } = iteration;
     let episodes: Vec<&Episode> = all.iter().map(|s| &s.episode).collect();
     let (mut entropies, mut divergences) = (Vec::new(), Vec::new());
     let mut mismatch = Mismatch::default();
@@ -49,7 +51,7 @@ pub(super) fn summarise(
     let estimator = plan.config.algorithm.adv_estimator;
     Ok(AdvantageMetrics {
         success_by_env: success_by_env(&episodes),
-        horizon: plan.rounds_max(iteration),
+        horizon: plan.rounds_max(given.iteration),
         groups_all_zero: uniform(true),
         groups_all_one: uniform(false),
         groups_mixed: groups.iter().filter(|g| g.is_informative()).count(),
@@ -71,6 +73,6 @@ pub(super) fn summarise(
             .needs_baseline()
             .then(|| mean(given.baselines.values().copied())),
         explained_variance: credit.explained_variance,
-        episodes: metrics::summary(&episodes),
+        episodes: figures::summary(&episodes),
     })
 }

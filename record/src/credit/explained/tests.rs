@@ -2,13 +2,17 @@
 //! batch that is not this result is told apart from it, down to one bit.
 
 use super::*;
-use crate::stages::testing::{episode, plan};
+use crate::iteration::join;
+use crate::testing::{episode, plan};
+use agentgym_jobs::records::EpisodeLogProbs;
 use proptest::prelude::*;
 
 /// What is drawn for an episode: its outcome and reward, and values for its streams.
 type Drawn = (usize, f64, Vec<(f32, f32, f32, f32)>);
 
-fn part(drawn: &[Drawn], with_masses: bool) -> PlayedPart {
+/// The iteration under this penalty and this choice of groups.
+fn played(plan: &Plan, drawn: &[Drawn], with_masses: bool, given: Given) -> PlayedIteration {
+    let (mut episodes, mut log_probs, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let outcomes = [
         Outcome::Solved,
         Outcome::Failed,
@@ -16,13 +20,6 @@ fn part(drawn: &[Drawn], with_masses: bool) -> PlayedPart {
         Outcome::Length,
         Outcome::EnvFault,
     ];
-    let mut out = PlayedPart {
-        part: 0,
-        episodes: Vec::new(),
-        log_probs: Vec::new(),
-        values: Some(Vec::new()),
-        baselines: Vec::new(),
-    };
     for (at, (outcome, reward, streams)) in drawn.iter().enumerate() {
         let (group, sample) = (at as u32 / 2, at as u32 % 2);
         let mut one = episode(group, sample, outcomes[*outcome], *reward);
@@ -40,26 +37,23 @@ fn part(drawn: &[Drawn], with_masses: bool) -> PlayedPart {
             let row = || streams.iter().map(value).collect();
             one.sequences.iter().map(|_| row()).collect()
         };
-        out.log_probs.push(EpisodeLogProbs {
+        log_probs.push(EpisodeLogProbs {
             old: rows(|v| -v.1),
             entropies: rows(|v| v.0),
             reference: Some(rows(|v| -v.2)),
         });
-        if let Some(values) = &mut out.values {
-            values.push(rows(|v| v.3));
-        }
-        out.episodes.push(one);
+        values.push(rows(|v| v.3));
+        episodes.push(one);
     }
     // The greedy episode of the last task was spoiled.
-    for group in 0..drawn.len() as u32 / 2 {
-        let outcome = match group {
-            3 => Outcome::EnvFault,
-            _ => Outcome::Solved,
-        };
-        out.baselines
-            .push(episode(group, 0, outcome, f64::from(group) / 3.0));
-    }
-    out
+    let tasks = (0..drawn.len() as u32 / 2).filter(|group| *group != 3);
+    let given = Given {
+        iteration: 1,
+        baselines: tasks.map(|group| (group, f64::from(group) / 3.0)).collect(),
+        ..given
+    };
+    let episodes = join(0, episodes, log_probs, Some(values)).unwrap();
+    PlayedIteration::new(plan, Iteration { episodes, given }).unwrap()
 }
 
 fn drawn() -> impl Strategy<Value = Vec<Drawn>> {
@@ -142,7 +136,8 @@ proptest! {
     #[test]
     fn explanations_are_the_batch_bit_for_bit(drawn in drawn(), with_masses in any::<bool>()) {
         for (name, plan, kl_coef, selected) in plans() {
-            let played = PlayedIteration::new(&plan, 1, vec![part(&drawn, with_masses)], kl_coef, selected).unwrap();
+            let given = Given { kl_coef, selected, ..Given::default() };
+            let played = played(&plan, &drawn, with_masses, given);
             // The stage's own way, from which `batch.bin` is written.
             let recorded = Credit::assign(&plan, &played.all, &played.given).unwrap();
             let Batch::V1(slots) = &recorded.batch;
@@ -168,7 +163,7 @@ proptest! {
     #[test]
     fn a_changed_bit_is_reported(drawn in drawn(), which in any::<prop::sample::Index>(), bit in 0u32..32, field in 0usize..4) {
         let plan = plan(&["algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.record_entropies=false"]);
-        let played = PlayedIteration::new(&plan, 1, vec![part(&drawn, false)], None, None).unwrap();
+        let played = played(&plan, &drawn, false, Given::default());
         let mut copy = played.credit.batch.clone();
         let Batch::V1(slots) = &mut copy;
         let mut filled: Vec<_> = slots.iter_mut().enumerate().filter(|(_, e)| e.is_some()).collect();
@@ -210,7 +205,7 @@ fn what_is_left_out_says_why_and_the_rest_ends_in_its_advantage() {
         (0, 1.0, streams()),
         (4, 0.0, streams()),
     ];
-    let played = PlayedIteration::new(&plan, 1, vec![part(&drawn, false)], None, None).unwrap();
+    let played = played(&plan, &drawn, false, Given::default());
     let say = |group, sample| {
         let found = played.explain(&plan, group, sample).unwrap().unwrap();
         found.lines().join("\n")

@@ -4,9 +4,10 @@
 //! The sequences of an episode are concatenated in time order for the estimator and split again for
 //! the batch.
 
-use super::scored::Scored;
+use crate::documents::KlState;
+use crate::iteration::{Given, Scored};
 use crate::rewards::Rewards;
-use crate::stages::training::wide;
+use crate::weights::wide;
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate};
 use agentgym_algorithms::groups::{Group, collect, has_company};
@@ -18,33 +19,18 @@ use agentgym_jobs::episode::{Episode, Outcome, Sequence};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permuted};
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence, CriticTargets};
-use agentgym_record::documents::KlState;
-use std::collections::BTreeMap;
 
 /// The training data of an iteration's update.
-pub(super) struct Credit {
-    pub(super) batch: Batch,
-    pub(super) targets: Option<CriticTargets>,
+pub struct Credit {
+    pub batch: Batch,
+    pub targets: Option<CriticTargets>,
     /// The groups that were compared.
-    pub(super) groups: Vec<Group>,
-    pub(super) kl: Option<KlState>,
+    pub groups: Vec<Group>,
+    pub kl: Option<KlState>,
     /// Of the critic before its update, over the loss tokens.
-    pub(super) explained_variance: Option<f64>,
+    pub explained_variance: Option<f64>,
     /// Importance weights of the sampler correction, over the loss tokens.
-    pub(super) importance_weights: Vec<f64>,
-}
-
-/// The inputs of an iteration's credit besides its episodes.
-#[derive(Debug, Default)]
-pub(in crate::stages) struct Given {
-    /// The iteration.
-    pub(in crate::stages) iteration: u32,
-    /// Rewards of the greedy episodes, by group.
-    pub(in crate::stages) baselines: BTreeMap<u32, f64>,
-    /// Coefficient of the KL penalty, if there is one.
-    pub(in crate::stages) kl_coef: Option<f64>,
-    /// The groups to train on, in the order of their slots; `None` for all.
-    pub(in crate::stages) selected: Option<Vec<u32>>,
+    pub importance_weights: Vec<f64>,
 }
 
 /// An episode's streams with its sequences concatenated.
@@ -78,7 +64,7 @@ impl Joined {
 }
 
 /// Log-probs of a sequence under the distribution that its tokens were sampled from.
-pub(in crate::stages) fn behaviour(sequence: &Sequence) -> Result<Vec<f64>> {
+pub fn behaviour(sequence: &Sequence) -> Result<Vec<f64>> {
     let masses = sequence.log_kept_mass.as_deref().map(wide);
     let sampled = wide(&sequence.sampled_log_probs);
     Ok(behaviour_log_probs(&sampled, masses.as_deref())?)
@@ -169,7 +155,7 @@ pub(super) fn weighed(
 
 impl Credit {
     /// Credits the iteration's episodes, `all` sorted by (group, sample).
-    pub(super) fn assign(plan: &Plan, all: &[Scored], given: &Given) -> Result<Self> {
+    pub fn assign(plan: &Plan, all: &[Scored], given: &Given) -> Result<Self> {
         Self::of(plan, &Prepared::of(plan, all, given)?, given)
     }
 
@@ -235,7 +221,7 @@ impl Credit {
 }
 
 /// The random key of a control's permutation.
-pub(in crate::stages) fn scramble_key(seed: u64, iteration: u32) -> StreamKey {
+pub fn scramble_key(seed: u64, iteration: u32) -> StreamKey {
     StreamKey {
         seed,
         purpose: Purpose::Scramble,
@@ -273,7 +259,7 @@ fn members<'a>(plan: &Plan, all: &'a [Scored], given: &Given) -> Vec<&'a Scored>
 }
 
 /// For each episode, whether the estimator compares it.
-pub(in crate::stages) fn compared(plan: &Plan, all: &[&Episode], given: &Given) -> Vec<bool> {
+pub(super) fn compared(plan: &Plan, all: &[&Episode], given: &Given) -> Vec<bool> {
     let estimator = plan.config.algorithm.adv_estimator;
     let chosen = |e: &Episode| {
         let groups = given.selected.as_ref();
@@ -295,7 +281,7 @@ pub(in crate::stages) fn compared(plan: &Plan, all: &[&Episode], given: &Given) 
     all.iter().map(compared).collect()
 }
 
-pub(in crate::stages) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
+pub(super) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
     plan.config.algorithm.overlong == Overlong::Mask
         && matches!(episode.outcome, Outcome::Horizon | Outcome::Length)
 }
@@ -306,7 +292,9 @@ fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlSt
     let mut divergences = Vec::new();
     for episode in joined {
         let reference = episode.ref_log_probs.as_deref().ok_or_else(|| {
-            Error::stage("log_probs.bin holds no reference log-probs, which a KL penalty needs")
+            Error::Stage(
+                "log_probs.bin holds no reference log-probs, which a KL penalty needs".into(),
+            )
         })?;
         let (old, mask) = (&episode.old_log_probs, &episode.loss_mask);
         divergences.extend(masked_mean(old, reference, mask, estimator)?);
@@ -345,7 +333,7 @@ fn slot_of(
     let slot = place.map(|place| place * n as usize + episode.sample as usize);
     slot.filter(|slot| batch.get(*slot).is_some_and(Option::is_none) && episode.sample < n)
         .ok_or_else(|| {
-            Error::stage(format!(
+            Error::Stage(format!(
                 "group {} sample {} (task {}) is outside the batch or there twice",
                 episode.group, episode.sample, episode.task
             ))

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The plan's reward rule.
-pub(crate) enum Rewards {
+pub enum Rewards {
     /// The last reward, for the whole episode.
     Last,
     /// A reward per turn. Maps each environment to whether it reports a running total.
@@ -19,21 +19,21 @@ pub(crate) enum Rewards {
 impl Rewards {
     /// # Errors
     /// An environment without a spec.
-    pub(crate) fn of(plan: &Plan) -> Result<Self> {
+    pub fn of(plan: &Plan) -> Result<Self> {
         if !plan.config.algorithm.turn_rewards {
             return Ok(Self::Last);
         }
         let environments = plan.config.environments().into_iter();
         let totals = environments.map(|(name, environment)| {
             let spec = plan.config.spec(&environment.task_name);
-            let spec = spec.map_err(|e| Error::stage(e.to_string()))?;
+            let spec = spec.map_err(|e| Error::Stage(e.to_string()))?;
             Ok((name, spec.reward_is_total))
         });
         Ok(Self::Turns(totals.collect::<Result<_>>()?))
     }
 
     /// The episode's score, which group estimators compare.
-    pub(crate) fn score(&self, episode: &Episode) -> f64 {
+    pub fn score(&self, episode: &Episode) -> f64 {
         match self {
             Self::Last => episode.reward,
             Self::Turns(totals) => turns(totals, episode).iter().sum(),
@@ -41,7 +41,7 @@ impl Rewards {
     }
 
     /// The reward of each turn, if turns are rewarded.
-    pub(crate) fn turns(&self, episode: &Episode) -> Option<Vec<f64>> {
+    pub fn turns(&self, episode: &Episode) -> Option<Vec<f64>> {
         match self {
             Self::Last => None,
             Self::Turns(totals) => Some(turns(totals, episode)),
@@ -52,7 +52,7 @@ impl Rewards {
     ///
     /// # Errors
     /// A turn that points outside its sequence.
-    pub(crate) fn tokens(&self, episode: &Episode, loss_mask: &[bool]) -> Result<Vec<f64>> {
+    pub fn tokens(&self, episode: &Episode, loss_mask: &[bool]) -> Result<Vec<f64>> {
         let Self::Turns(totals) = self else {
             return Ok(place_score(episode.reward, loss_mask));
         };
@@ -79,7 +79,7 @@ fn turns(totals: &BTreeMap<String, bool>, episode: &Episode) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stages::testing::{episode, plan};
+    use crate::testing::{episode, plan};
     use agentgym_jobs::episode::{Finish, Outcome, Parse, Turn};
 
     fn turn(policy: (u32, u32), reward: Option<f64>) -> Turn {

@@ -1,16 +1,29 @@
 //! Slots, advantages by estimator, the KL penalty, targets and metrics.
 
-use super::scored::Scored;
 use super::summary::summarise;
 use super::*;
-use crate::stages::testing::{episode, plan};
-use agentgym_jobs::episode::Outcome;
+use crate::iteration::{Given, Iteration, Scored, join};
+use crate::metrics::AdvantageMetrics;
+use crate::testing::{episode, plan};
+use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::EpisodeLogProbs;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticTargets};
+use std::collections::BTreeMap;
 
 fn assign(plan: &Plan, all: &[Scored]) -> Credit {
     Credit::assign(plan, all, &Given::default()).unwrap()
+}
+
+fn figures(plan: &Plan, iteration: u32, all: &[Scored], credit: &Credit) -> AdvantageMetrics {
+    let iteration = Iteration {
+        episodes: all.to_vec(),
+        given: Given {
+            iteration,
+            ..Given::default()
+        },
+    };
+    summarise(plan, &iteration, credit).unwrap()
 }
 
 fn batch_of(credit: &Credit) -> &[Option<BatchEpisode>] {
@@ -139,7 +152,7 @@ fn metrics_count_every_group_once() {
     let plan = plan(&["algorithm.rounds_ctrl.rounds=7", SCORED]);
     let all = iteration();
     let credit = assign(&plan, &all);
-    let metrics = summarise(&plan, 3, &all, &Given::default(), &credit).unwrap();
+    let metrics = figures(&plan, 3, &all, &credit);
     let counted = [
         metrics.groups_all_zero,
         metrics.groups_all_one,
@@ -247,7 +260,11 @@ fn remax_compares_with_the_greedy_episode_of_the_task() {
     };
     let credit = Credit::assign(&plan, &all, &given).unwrap();
     near(&shown(batch_of(&credit)), &[0.0, -1.0]);
-    let metrics = summarise(&plan, 1, &all, &given, &credit).unwrap();
+    let iteration = Iteration {
+        episodes: all.clone(),
+        given,
+    };
+    let metrics = summarise(&plan, &iteration, &credit).unwrap();
     assert_eq!(
         metrics.baseline_reward,
         Some(1.0),
@@ -315,7 +332,7 @@ fn gae_whitens_advantages_and_hands_the_critic_its_targets() {
     assert!(advantages.iter().sum::<f64>().abs() < 1e-9);
     // A constant explains nothing.
     assert!(credit.explained_variance.unwrap().abs() < 1e-3);
-    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
+    let metrics = figures(&plan, 1, &all, &credit);
     assert_eq!(metrics.explained_variance, credit.explained_variance);
     assert!(Credit::assign(&plan, &four(), &Given::default()).is_err());
 }
@@ -331,7 +348,7 @@ fn tokens_of_another_sampler_are_weighed() {
     // Sampled at −0.5, scored at −0.75: e^−0.25 = 0.78, cut to 0.7.
     let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
     near(row, &[0.0, 0.0, 0.7, 0.7, 0.0, 0.7]);
-    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
+    let metrics = figures(&plan, 1, &all, &credit);
     assert_eq!(metrics.importance_weight_cut, Some(1.0));
     assert_eq!(metrics.log_prob_mismatch_max, Some(0.25));
     let kl = (-0.25f64).exp() - 1.0 + 0.25;
@@ -352,7 +369,7 @@ fn tokens_of_a_cut_distribution_are_weighed_by_what_was_left() {
     let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
     let weight = (-0.25f64).exp();
     near(row, &[0.0, 0.0, weight, weight, 0.0, weight]);
-    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
+    let metrics = figures(&plan, 1, &all, &credit);
     assert_eq!(metrics.log_prob_mismatch_max, Some(0.25));
     near(&[metrics.importance_weight_mean.unwrap()], &[weight]);
 }

@@ -1,7 +1,6 @@
 //! An episode's credit in words and numbers, for a terminal.
 
 use super::explained::EpisodeCredit;
-use agentgym_algorithms::advantages::{Explanation, How};
 
 impl EpisodeCredit {
     /// The formula in words and numbers, one step a line.
@@ -24,7 +23,7 @@ impl EpisodeCredit {
             ));
         }
         if let Some(explanation) = &self.explanation {
-            out.extend(formula(explanation));
+            out.extend(explanation.reasons.formula.iter().cloned());
         }
         if self.scrambled {
             out.push("a control then gave it the advantages of another episode (algorithm.scramble_advantages)".into());
@@ -78,59 +77,6 @@ impl EpisodeCredit {
 
     fn policy_tokens(&self) -> usize {
         self.loss_mask.iter().filter(|kept| **kept).count()
-    }
-}
-
-fn formula(explanation: &Explanation) -> Vec<String> {
-    let score = explanation.score;
-    let whitened = |w: &agentgym_algorithms::advantages::Whitening| {
-        format!(
-            "whitened over {} policy tokens: (x − {}) / √({} + {})",
-            w.tokens, w.mean, w.variance, w.epsilon
-        )
-    };
-    match &explanation.how {
-        How::Grpo(c) => vec![
-            format!("GRPO: group scores {}", joined_numbers(&c.scores)),
-            match c.against.std {
-                Some(std) => format!(
-                    "({score} − {}) / ({std} + {}) = {}",
-                    c.against.mean, c.against.epsilon, c.advantage
-                ),
-                None => format!("{score} − {} = {}", c.against.mean, c.advantage),
-            },
-        ],
-        How::Rloo(c) => vec![
-            format!("RLOO: group scores {}", joined_numbers(&c.scores)),
-            match c.against.leave_one_out {
-                Some(k) => format!(
-                    "({score} − {}) · {k} / {} = {}",
-                    c.against.mean,
-                    k - 1,
-                    c.advantage
-                ),
-                None => format!("{score}"),
-            },
-        ],
-        How::Remax { baseline } => vec![format!(
-            "ReMax: return of the token − {baseline}, the reward of the greedy episode"
-        )],
-        How::ReinforcePlusPlus { gamma, whitening } => vec![
-            format!("REINFORCE++: R = r + {gamma} · R of the next policy token"),
-            whitened(whitening),
-        ],
-        How::Gae {
-            gamma,
-            lam,
-            whitening,
-            ..
-        } => vec![
-            format!(
-                "GAE: δ = r + {gamma} · V' − V, A = δ + {} · A' over policy tokens",
-                gamma * lam
-            ),
-            whitened(whitening),
-        ],
     }
 }
 

@@ -2,36 +2,21 @@
 //! their log-probs, and never read from `batch.bin`: with the functions of the stage itself, so
 //! that the result is the stage's bit for bit, which [`PlayedIteration::differences`] checks.
 
-use super::credit::{
-    Credit, Given, Joined, Prepared, compared, episode_advantage, is_masked, options, weighed,
+use super::assign::{
+    Credit, Joined, Prepared, compared, episode_advantage, is_masked, options, weighed,
 };
 use super::differences::{Difference, differences};
-use super::scored::{Scored, join};
+use crate::iteration::{Given, Iteration, Scored};
 use crate::rewards::Rewards;
-use crate::stages::training::{loss_tokens, minibatch_slots, token_weights};
+use crate::weights::{loss_tokens, minibatch_slots, token_weights};
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{Explanation, explain};
 use agentgym_algorithms::kl::{masked_mean, penalty};
 use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::records::{Batch, CriticTargets, EpisodeLogProbs};
+use agentgym_jobs::records::{Batch, CriticTargets};
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// The episodes of a rollout part, with what `log_probs` made of them.
-#[derive(Debug)]
-pub struct PlayedPart {
-    /// Number of the part.
-    pub part: u32,
-    /// Its episodes.
-    pub episodes: Vec<Episode>,
-    /// One entry per episode.
-    pub log_probs: Vec<EpisodeLogProbs>,
-    /// One entry per episode, if there is a critic.
-    pub values: Option<Vec<Vec<Vec<f32>>>>,
-    /// The greedy episodes of its tasks, if the estimator has them as baselines.
-    pub baselines: Vec<Episode>,
-}
 
 /// An iteration's episodes, as the estimator sees them.
 pub struct PlayedIteration {
@@ -157,35 +142,18 @@ pub struct MinibatchPlace {
 }
 
 impl PlayedIteration {
-    /// An iteration of the plan. `kl_coef` is that of the penalty in this iteration's rewards,
-    /// `selected` the chosen groups in the order of their slots.
+    /// Credits the episodes of an iteration.
     ///
     /// # Errors
-    /// Episodes and log-probs that do not belong together, or the stage's errors.
-    pub fn new(
-        plan: &Plan,
-        iteration: u32,
-        parts: Vec<PlayedPart>,
-        kl_coef: Option<f64>,
-        selected: Option<Vec<u32>>,
-    ) -> Result<Self> {
-        let rewards = Rewards::of(plan)?;
-        let mut given = Given {
-            iteration,
-            kl_coef,
-            selected,
-            ..Given::default()
-        };
-        let mut all = Vec::new();
-        for part in parts {
-            let greedy = part.baselines.iter().filter(|e| e.usable());
-            let greedy = greedy.map(|e| (e.group, rewards.score(e)));
-            given.baselines.extend(greedy);
-            all.extend(join(part.part, part.episodes, part.log_probs, part.values)?);
-        }
-        all.sort_by_key(|s| (s.episode.group, s.episode.sample));
-        let credit = Credit::assign(plan, &all, &given)?;
-        Ok(Self { all, given, credit })
+    /// The stage's errors.
+    pub fn new(plan: &Plan, iteration: Iteration) -> Result<Self> {
+        let Iteration { episodes, given } = iteration;
+        let credit = Credit::assign(plan, &episodes, &given)?;
+        Ok(Self {
+            all: episodes,
+            given,
+            credit,
+        })
     }
 
     /// Group and sample of every episode, in that order.
@@ -357,7 +325,7 @@ impl PlayedIteration {
             (entry.as_ref()).is_some_and(|e| (e.group, e.sample) == (out.group, out.sample))
         };
         let Some(slot) = batch.iter().position(own) else {
-            return Err(Error::stage(format!(
+            return Err(Error::Stage(format!(
                 "group {} sample {} is trained on but has no slot",
                 out.group, out.sample
             )));
