@@ -10,7 +10,7 @@ use agentgym_envs::{ClientOptions, EnvClient, builtin, spec};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let server = builtin::start("builtin:worlds?depths=1&lines=4", Default::default()).await?;
+    let server = builtin::start("builtin:worlds?depths=1&lines=4").await?;
     let url = std::env::args().nth(1).unwrap_or(server.url.clone());
     let client = EnvClient::new(spec("textcraft")?, &[url], ClientOptions::default())?;
     let mut session = client.open(0).await?;

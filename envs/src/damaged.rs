@@ -158,7 +158,7 @@ fn addresses() {
     survives("address", &corpus, 4000, 1 << 20, |bytes| {
         if let Ok(text) = std::str::from_utf8(bytes) {
             let _ = builtin::is_builtin(text);
-            let _ = builtin::parse(text, Default::default());
+            let _ = builtin::parse(text);
         }
     });
 }

@@ -18,14 +18,12 @@ pub trait Solver: std::fmt::Debug + Send + Sync {
 
 #[cfg(test)]
 mod tests {
-    use crate::builtin::{RulesVersion, parse};
+    use crate::builtin::parse;
 
     #[test]
     fn each_environment_with_a_solver_has_one_and_says_how_it_is_told() {
         let solver = |address: &str, style: &str| {
-            let source = parse(address, RulesVersion::default())
-                .expect("valid")
-                .source;
+            let source = parse(address).expect("valid").source;
             source.solver(style)
         };
         for (address, item) in [

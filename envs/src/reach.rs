@@ -1,7 +1,7 @@
 //! What a random policy and the solvers reach in the built-in environments: the numbers of
 //! docs/environments.md.
 
-use crate::builtin::{self, RulesVersion};
+use crate::builtin;
 use crate::draws::Draws;
 use crate::spec::spec;
 use crate::{ClientOptions, EnvClient, Session};
@@ -43,9 +43,7 @@ async fn random(name: &'static str, items: i64) -> (u32, u32) {
         "textcraft" => "builtin".to_owned(),
         name => format!("builtin:{name}"),
     };
-    let server = builtin::start(&address, RulesVersion::Two)
-        .await
-        .expect("a server");
+    let server = builtin::start(&address).await.expect("a server");
     let known = spec(name).expect("known");
     let client = EnvClient::new(
         known,
@@ -82,9 +80,7 @@ async fn random(name: &'static str, items: i64) -> (u32, u32) {
 
 /// Items solved, and replies in all, of the plain style.
 fn solver(address: &str, items: i64) -> (u32, u32) {
-    let source = builtin::parse(address, RulesVersion::Two)
-        .expect("valid")
-        .source;
+    let source = builtin::parse(address).expect("valid").source;
     let solver = source.solver("").expect("a solver");
     let shown = (0..items).filter_map(|item| solver.demonstrate(item, ""));
     shown.fold((0, 0), |(solved, replies), shown| {

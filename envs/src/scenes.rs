@@ -7,21 +7,15 @@
 mod page;
 mod played;
 
-use crate::builtin::{self, RulesVersion};
+use crate::builtin;
 use crate::spec::{EnvSpec, spec};
 pub use played::{PlayedTask, Scenes};
 
-/// The pictures of an episode that was played on an environment of this kind, at this address and
-/// by these rules. Reads the files that the address names, and may take a while.
+/// The pictures of an episode that was played on an environment of this kind, at this address. Reads the files that the address names, and may take a while.
 ///
 /// # Errors
 /// Why there are none, as half a sentence.
-pub fn scenes(
-    kind: &str,
-    address: &str,
-    rules: RulesVersion,
-    played: &PlayedTask<'_>,
-) -> Result<Scenes, String> {
+pub fn scenes(kind: &str, address: &str, played: &PlayedTask<'_>) -> Result<Scenes, String> {
     let spec = spec(kind).map_err(|e| e.to_string())?;
     if spec.name == "webarena" {
         return Ok(page::scenes(played));
@@ -34,7 +28,7 @@ pub fn scenes(
         true => address,
         false => &own,
     };
-    let tasks = builtin::parse(address, rules);
+    let tasks = builtin::parse(address);
     let tasks = tasks.map_err(|e| format!("{} is not played again: {e}", spec.name))?;
     let mut game = tasks.source.replica(played.item_id)?;
     if !begins(spec, played.prompt, &game.first()) {

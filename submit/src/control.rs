@@ -61,6 +61,7 @@ pub(crate) async fn retry(
         tell(global, &said, (store, &view.plan), false);
         return Ok(());
     }
+    run::may_play(&view).await?;
     let before = view.plan.revision;
     let plan = run::go_on(store, name, overrides, async |_| Ok(())).await?;
     let said = if plan.revision == before {

@@ -16,7 +16,7 @@ use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::keys::KEYS;
-use agentgym_jobs::config::{Config, Pipeline, ResolvedConfig};
+use agentgym_jobs::config::{Pipeline, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -25,11 +25,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Keys that a fork must not change.
-const FIXED: [&str; 11] = [
+const FIXED: [&str; 12] = [
     "run.pipeline",
     "run.fork",
     "actor_rollout_ref.model",
     "actor_rollout_ref.ref.model",
+    "actor_rollout_ref.agentgym.rules",
     "critic.model",
     "sft.steps",
     "sft.epochs",
@@ -196,15 +197,6 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
     let config = ResolvedConfig::parse(&stem, &path, &tree.to_string(), &overrides)?;
-    let rules = |config: &Config| config.actor_rollout_ref.agentgym.rules;
-    let (own, given) = (rules(&of.config), rules(&config.config));
-    if own != given {
-        return Err(Error::Usage(format!(
-            "key `actor_rollout_ref.agentgym.rules`: run {} plays by rules {own}, and a fork by rules {given} would \
-             count two different games as one; leave the key out, or start a run of its own",
-            of.run
-        )));
-    }
     Ok(Plan::new(config, base)?.of_format(of.format))
 }
 

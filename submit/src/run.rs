@@ -182,6 +182,7 @@ async fn is_finished(view: &RunView) -> Result<bool> {
 
 /// Asks whatever can refuse a run of this process, before its plan is written: a plan stays.
 async fn may_begin(view: &RunView) -> Result<()> {
+    may_play(view).await?;
     if view.plan.config.jobs.workers > 0 {
         let then = ". Nothing was written; the same command goes on when it answers";
         preflight::environments(&view.plan, then).await?;
@@ -190,6 +191,14 @@ async fn may_begin(view: &RunView) -> Result<()> {
     open_queue(&view.store, &view.plan, view.queue.clone())
         .await
         .map(drop)
+}
+
+/// Refuses what plays games that this program has no longer, unless nothing is left to play.
+pub(crate) async fn may_play(view: &RunView) -> Result<()> {
+    match view.plan.config.check_rules() {
+        Err(refused) if !is_finished(view).await? => Err(refused.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Where the workers of this process keep what they download.

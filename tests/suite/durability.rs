@@ -19,17 +19,15 @@ use tempfile::TempDir;
 
 pub(super) const RUN: &str = "smoke";
 
-/// A tiny Qwen3 in BabyAI's smallest rooms, with a warm start that is long enough for it to name
-/// visible things sometimes.
-const QWEN3: [&str; 10] = [
+/// A tiny Qwen3 that looks for BabyAI's red ball, with a warm start on a player who wanders: it finds
+/// the ball in some samples of a group.
+const QWEN3: [&str; 9] = [
     "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512",
     "actor_rollout_ref.agentgym.envs.worlds={task_name: babyai, env_addr: 'builtin:babyai'}",
-    // By the rules of before a network this small earns both rewards within a group.
-    "actor_rollout_ref.agentgym.rules=1",
     "actor_rollout_ref.rollout.max_tokens=16",
     "actor_rollout_ref.rollout.temperature=0.7",
-    "data.tasks=[{env: worlds, ids: '3..40003:40'}]",
-    "sft.sources=[{env: worlds, ids: '2000003..2040003:40'}]",
+    "data.tasks=[{env: worlds, ids: '2..40002:40'}]",
+    "sft.sources=[{env: worlds, ids: '2000002..2040002:40', style: 'wander=50'}]",
     "sft.steps=60",
     "sft.lr=3e-3",
     "jobs.sft_part_steps=20",

@@ -154,7 +154,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
     refused(
         &["--iteration", "3", "actor_rollout_ref.agentgym.rules=1"],
         2,
-        "plays by rules 2, and a fork by rules 1",
+        "actor_rollout_ref.agentgym.rules",
     );
     refused(
         &["--iteration", "3", "run.id=other"],

@@ -10,7 +10,7 @@ use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program, workspace};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// Runs of an older program, unpacked into a temporary folder.
@@ -27,7 +27,8 @@ impl OldRuns {
             .status();
         assert!(unpacked.unwrap().success(), "tar and xz are needed");
         // Files that the plans name by a path relative to the current folder.
-        for file in files_below(&kept.join("files")) {
+        let given = Some(kept.join("files")).filter(|files| files.exists());
+        for file in given.iter().flat_map(|files| files_below(files)) {
             let to = folder.path().join(file.strip_prefix(&kept).unwrap());
             std::fs::create_dir_all(to.parent().unwrap()).unwrap();
             std::fs::copy(&file, to).unwrap();
@@ -46,16 +47,20 @@ impl OldRuns {
 
     /// Runs a command on these runs, which must succeed; returns its output.
     fn said(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {complaint}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
         let mut command = program("agentgym-submit");
         command
             .args(words)
             .args(["--store", "store"])
             .current_dir(&self.0)
             .env("AGENTGYM_CACHE", self.path("cache"));
-        let output = finish(command);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {complaint}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        finish(command)
     }
 
     fn digest(&self, run: &str) -> String {
@@ -204,4 +209,66 @@ fn old_runs_are_resumed_to_the_digests_of_the_program_that_began_them() {
         let taught = shown.lines().filter(|line| advantage(line) != 0.0).count();
         assert!(taught > 0, "{run} learnt from nothing");
     }
+}
+
+/// Runs of BabyAI by rules 1, which only 0.3 plays: one finished, one half-way.
+#[test]
+fn runs_by_rules_1_are_read_and_not_played() {
+    let runs = OldRuns::of("c51c482");
+    for (run, commits, digest) in runs.expected() {
+        assert!(runs.said(&["status", &run]).contains(&run));
+        runs.said(&["inspect", &run]);
+        let turns = runs.said(&["inspect", &run, "1", "rollout", "0", "--jsonl"]);
+        assert!(turns.contains("Your goal: "), "{turns}");
+        runs.said(&["episodes", &run]);
+        runs.said(&["credit", &run, "1"]);
+        runs.said(&["metrics", &run]);
+        runs.said(&["verify", &run]);
+        let folder = format!("export-{run}");
+        runs.said(&["export", &run, "--iteration", "0", "--to", &folder]);
+        let refused = |words: &[&str]| {
+            let output = runs.output(words);
+            let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{words:?}: {complaint}");
+            let complaint = complaint.split_whitespace().collect::<Vec<_>>().join(" ");
+            for words in [
+                "key `actor_rollout_ref.agentgym.rules`: this run plays babyai by rules 1",
+                "version 0.3 plays",
+                "viewed, exported and verified",
+            ] {
+                assert!(complaint.contains(words), "{complaint}");
+            }
+        };
+        match run.as_str() {
+            // Nothing is left to play.
+            "finished" => drop(runs.said(&["resume", &run])),
+            _ => {
+                refused(&["resume", &run]);
+                refused(&["resume", &run, "jobs.threads=2"]);
+                refused(&["retry", &run]);
+            }
+        }
+        refused(&["fork", &run, "--iteration", "0", "run.id=again"]);
+        assert_eq!(runs.commits(&run), commits, "{run}");
+        assert_eq!(runs.digest(&run), digest, "{run}");
+    }
+    let config = runs.path("rules-1.yaml");
+    let kept = workspace().join("tests/fixtures/runs/c51c482/configs/rules-1.yaml");
+    std::fs::copy(kept, &config).unwrap();
+    let output = runs.output(&[config.to_str().unwrap(), "run.id=new"]);
+    assert_eq!(output.status.code(), Some(2));
+    // Of other games both rules are the same, and new runs play by ours.
+    let other = [
+        "actor_rollout_ref.agentgym.task_name=textcraft",
+        "actor_rollout_ref.agentgym.env_addr=builtin",
+        "data.tasks=[{env: textcraft, ids: 0..4}]",
+        "sft.sources=[{env: textcraft, ids: 0..4}]",
+    ];
+    let output = runs.output(&[&["plan", config.to_str().unwrap()], &other[..]].concat());
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(
+        complaint.contains("a new run would play by rules 1"),
+        "{complaint}"
+    );
 }

@@ -3,7 +3,7 @@
 //! what works with a built-in server works with a remote one.
 
 use crate::{Error, Result};
-use agentgym_envs::builtin::{self, RulesVersion};
+use agentgym_envs::builtin::{self, BuiltinTasks};
 use agentgym_envs::server::ServerHandle;
 use agentgym_envs::spec::EnvSpec;
 use agentgym_envs::{ClientOptions, EnvClient};
@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 pub struct Environment {
     /// Its spec.
     pub spec: &'static EnvSpec,
-    /// Its instruction, as told by the plan's rules.
+    /// Its instruction, with its tools.
     pub instruction: Cow<'static, str>,
     /// The client of its servers.
     pub client: EnvClient,
@@ -42,21 +42,26 @@ impl Environment {
     }
 }
 
-/// The rules that the built-in games of a plan are played by.
+/// The tasks behind a built-in address of a plan.
 ///
 /// # Errors
-/// A plan of a later program.
-pub(crate) fn rules(plan: &Plan) -> Result<RulesVersion> {
-    let number = plan.config.actor_rollout_ref.agentgym.rules;
-    RulesVersion::of(number)
-        .map_err(|why| Error::stage(format!("actor_rollout_ref.agentgym.rules: {why}")))
+/// An address that cannot be used, and a plan that plays games of before.
+pub(crate) fn tasks(plan: &Plan, address: &str) -> Result<BuiltinTasks> {
+    check_rules(plan)?;
+    let parsed = builtin::parse(address).map_err(|e| Error::stage(e.to_string()))?;
+    Ok(parsed.source)
+}
+
+fn check_rules(plan: &Plan) -> Result<()> {
+    let checked = plan.config.check_rules();
+    checked.map_err(|e| Error::stage(e.to_string()))
 }
 
 /// Clients and built-in servers of one process.
 #[derive(Default)]
 pub struct Environments {
-    /// By the rules of their games and their address.
-    servers: Mutex<HashMap<(u32, String), ServerHandle>>,
+    /// By their address.
+    servers: Mutex<HashMap<String, ServerHandle>>,
 }
 
 impl Environments {
@@ -65,6 +70,7 @@ impl Environments {
     /// # Errors
     /// An unknown spec, or an address that cannot be used.
     pub async fn open(&self, plan: &Plan, name: &str) -> Result<Environment> {
+        check_rules(plan)?;
         let all = plan.config.environments();
         let declared = all.get(name).ok_or_else(|| {
             let known: Vec<_> = all.keys().map(String::as_str).collect();
@@ -78,7 +84,7 @@ impl Environments {
             .spec(&declared.task_name)
             .map_err(|e| Error::stage(e.to_string()))?;
         let url = if builtin::is_builtin(&declared.env_addr) {
-            self.builtin_url(plan, &declared.env_addr).await?
+            self.builtin_url(&declared.env_addr).await?
         } else {
             declared.env_addr.clone()
         };
@@ -101,7 +107,7 @@ impl Environments {
         });
         Ok(Environment {
             turns,
-            instruction: spec.told(rules(plan)?),
+            instruction: spec.told(),
             spec,
             client,
             url: without_secrets(&url),
@@ -110,19 +116,17 @@ impl Environments {
         })
     }
 
-    async fn builtin_url(&self, plan: &Plan, address: &str) -> Result<String> {
-        let number = plan.config.actor_rollout_ref.agentgym.rules;
-        let key = (number, address.to_owned());
+    async fn builtin_url(&self, address: &str) -> Result<String> {
         let mut servers = self.servers.lock().await;
-        if let Some(server) = servers.get(&key) {
+        if let Some(server) = servers.get(address) {
             return Ok(server.url.clone());
         }
-        let server = builtin::start(address, rules(plan)?)
+        let server = builtin::start(address)
             .await
             .map_err(|e| Error::stage(e.to_string()))?;
         tracing::info!(address, url = %server.url, "started a built-in environment");
         let url = server.url.clone();
-        servers.insert(key, server);
+        servers.insert(address.to_owned(), server);
         Ok(url)
     }
 

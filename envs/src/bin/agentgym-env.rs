@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use agentgym_envs::builtin::{self, BuiltinTasks, Registered, RulesVersion};
+use agentgym_envs::builtin::{self, BuiltinTasks, Registered};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::server::ServerOptions;
@@ -14,7 +14,7 @@ use agentgym_envs::spec::{declared, spec};
 use agentgym_envs::template::{self, Language};
 use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 /// The environment of `demos` if no address is given.
 static TEXTCRAFT: &Registered = &builtin::ALL[0];
@@ -73,9 +73,6 @@ enum Tool {
         /// Where tasks come from, as in a config: builtin:babyai, builtin:searchqa?corpus=…
         #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["recipes", "worlds"])]
         env: Option<String>,
-        /// The rules of the games behind --env: 2, the original server's, or 1, those of before.
-        #[arg(long, default_value = "2", value_name = "VERSION")]
-        rules: RulesVersion,
     },
 }
 
@@ -111,6 +108,13 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .arg(
+            Arg::new("rules")
+                .long("rules")
+                .global(true)
+                .hide(true)
+                .value_parser(rules),
+        )
         .subcommands(builtin::ALL.iter().map(server));
     Tool::augment_subcommands(command)
         .about("AgentGym environments written in Rust")
@@ -150,6 +154,14 @@ fn unix_ms() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// `--rules` chose among two versions once.
+fn rules(text: &str) -> Result<(), String> {
+    match text {
+        "2" => Ok(()),
+        _ => Err(builtin::other_rules("this would play", text)),
+    }
 }
 
 fn ids(text: &str) -> Result<Range<i64>, String> {
@@ -227,10 +239,9 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             instruction,
             style,
             env,
-            rules,
         } => {
             let source = match env {
-                Some(address) => builtin::parse(&address, rules)?.source,
+                Some(address) => builtin::parse(&address)?.source,
                 None => {
                     BuiltinTasks::from_matches(TEXTCRAFT, own).map_err(anyhow::Error::from_boxed)?
                 }

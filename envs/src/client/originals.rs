@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::*;
-use crate::builtin::{self, RulesVersion};
+use crate::builtin;
 use crate::server::recorded;
 use crate::spec::spec;
 use crate::textcraft::{RecipeBook, solve};
@@ -86,7 +86,7 @@ async fn solved(name: &str, client: &EnvClient) -> bool {
             success
         }
         "babyai" => {
-            let source = builtin::parse("builtin:babyai", RulesVersion::Two).expect("valid");
+            let source = builtin::parse("builtin:babyai").expect("valid");
             let solver = source.source.solver("").expect("a solver");
             // Level 0, seed 3.
             let shown = solver.demonstrate(120, "").expect("a solution");

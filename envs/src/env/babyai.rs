@@ -1,9 +1,9 @@
 //! BabyAI: reach a goal given in words, in a grid of rooms seen from inside.
 //!
-//! An item's level is its number modulo 40, its world's seed the quotient. There are two sets of
-//! rules: those of AgentGym's server, world by world ([`Rules::AgentGym`]), and those of before.
+//! An item's level is its number modulo 40, its world's seed the quotient. The rules are those of
+//! AgentGym's server, world by world: macros are carried out to their end and the last move alone
+//! counts; only what there is a way to is on the list of actions.
 
-mod before;
 mod demonstration;
 mod game;
 mod grid;
@@ -19,8 +19,7 @@ mod spec;
 mod tests;
 mod text;
 
-pub use before::Compat;
 pub use demonstration::Play;
-pub use game::{BabyaiGame, BabyaiReply, Rules};
+pub use game::{BabyaiGame, BabyaiReply};
 pub use level::LEVELS;
 pub(crate) use source::Source;

@@ -11,8 +11,8 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn of(address: &str, rules: RulesVersion, item_id: i64, actions: &[&str]) -> Self {
-        let tasks = builtin::parse(address, rules).expect("valid").source;
+    fn of(address: &str, item_id: i64, actions: &[&str]) -> Self {
+        let tasks = builtin::parse(address).expect("valid").source;
         let mut game = tasks.replica(item_id).expect("a game");
         let turns = actions.iter().map(|action| {
             let action = (!action.is_empty()).then(|| (*action).to_owned());
@@ -23,7 +23,7 @@ impl Recorded {
             (action, answer)
         });
         let turns = turns.collect();
-        let tasks = builtin::parse(address, rules).expect("valid").source;
+        let tasks = builtin::parse(address).expect("valid").source;
         let first = tasks.replica(item_id).expect("a game").first();
         let prompt = format!("Do it.\n\n{first}");
         Self { prompt, turns }
@@ -39,67 +39,31 @@ impl Recorded {
     }
 }
 
-const GAMES: [(&str, &str, RulesVersion, i64, &[&str]); 9] = [
+const GAMES: [(&str, &str, i64, &[&str]); 7] = [
     (
         "textcraft",
         "builtin",
-        RulesVersion::Two,
         3,
         &["get 1 oak log", "", "inventory"],
     ),
     (
         "textcraft",
         "builtin:worlds?depths=2",
-        RulesVersion::One,
         7,
         &["inventory", "get 2 x"],
     ),
-    (
-        "babyai",
-        "builtin:babyai",
-        RulesVersion::One,
-        7,
-        &["turn left", "move forward"],
-    ),
-    (
-        "babyai",
-        "builtin:babyai",
-        RulesVersion::Two,
-        45,
-        &["turn right", "", "check"],
-    ),
-    (
-        "maze",
-        "builtin:maze",
-        RulesVersion::One,
-        4,
-        &["move down", "move left"],
-    ),
-    (
-        "maze",
-        "builtin:maze",
-        RulesVersion::Two,
-        4,
-        &["move right", "jump"],
-    ),
+    ("babyai", "builtin:babyai", 45, &["turn right", "", "check"]),
+    ("maze", "builtin:maze", 4, &["move right", "jump"]),
     (
         "sokoban",
         "builtin:sokoban?boxes=2",
-        RulesVersion::Two,
         5,
         &["Up || Left", "Down"],
     ),
-    (
-        "wordle",
-        "builtin:wordle",
-        RulesVersion::Two,
-        1,
-        &["c r a n e", "x x x x x"],
-    ),
+    ("wordle", "builtin:wordle", 1, &["c r a n e", "x x x x x"]),
     (
         "searchqa",
         "builtin:searchqa",
-        RulesVersion::Two,
         0,
         &["<search>river</search>", "<answer>x</answer>"],
     ),
@@ -107,9 +71,9 @@ const GAMES: [(&str, &str, RulesVersion, i64, &[&str]); 9] = [
 
 #[test]
 fn every_game_is_drawn_at_every_turn() {
-    for (kind, address, rules, item, actions) in GAMES {
-        let recorded = Recorded::of(address, rules, item, actions);
-        let drawn = scenes(kind, address, rules, &recorded.played(item)).expect(address);
+    for (kind, address, item, actions) in GAMES {
+        let recorded = Recorded::of(address, item, actions);
+        let drawn = scenes(kind, address, &recorded.played(item)).expect(address);
         assert!(drawn.start.is_some(), "{address}");
         assert_eq!(drawn.turns.len(), actions.len(), "{address}");
         for scene in drawn.start.iter().chain(&drawn.turns) {
@@ -117,7 +81,7 @@ fn every_game_is_drawn_at_every_turn() {
         }
         // A server elsewhere with the same tasks.
         if !address.contains('?') {
-            let elsewhere = scenes(kind, "http://h:1", rules, &recorded.played(item));
+            let elsewhere = scenes(kind, "http://h:1", &recorded.played(item));
             assert_eq!(elsewhere.as_ref(), Ok(&drawn), "{address}");
         }
     }
@@ -125,10 +89,9 @@ fn every_game_is_drawn_at_every_turn() {
 
 #[test]
 fn one_answer_that_differs_hides_all_pictures_and_is_named() {
-    for (kind, address, rules, item, actions) in GAMES {
-        let recorded = Recorded::of(address, rules, item, actions);
-        let why =
-            |played: &PlayedTask<'_>| scenes(kind, address, rules, played).expect_err(address);
+    for (kind, address, item, actions) in GAMES {
+        let recorded = Recorded::of(address, item, actions);
+        let why = |played: &PlayedTask<'_>| scenes(kind, address, played).expect_err(address);
         let mut changed = recorded.played(item);
         changed.turns[0].1 = "Something else happened.";
         assert!(
@@ -139,10 +102,10 @@ fn one_answer_that_differs_hides_all_pictures_and_is_named() {
         changed.prompt = "Do it.";
         assert!(why(&changed).contains("begins otherwise"), "{address}");
     }
-    let recorded = Recorded::of("builtin:maze", RulesVersion::Two, 4, &["move right"]);
+    let recorded = Recorded::of("builtin:maze", 4, &["move right"]);
     let why = |kind: &str, address: &str, item: i64| {
         let played = recorded.played(item);
-        scenes(kind, address, RulesVersion::Two, &played).expect_err(kind)
+        scenes(kind, address, &played).expect_err(kind)
     };
     assert!(why("webshop", "http://h:1", 4).contains("is not a game of this program"));
     assert!(why("sciworld", "http://h:1", 4).contains("\"jar\" is needed"));
@@ -168,15 +131,15 @@ fn a_prompt_may_list_the_first_actions() {
 
 #[test]
 fn what_is_drawn_is_what_the_game_holds() {
-    let drawn = |(kind, address, rules, item, actions): (_, &str, RulesVersion, i64, &[&str])| {
-        let recorded = Recorded::of(address, rules, item, actions);
-        scenes(kind, address, rules, &recorded.played(item)).expect(address)
+    let drawn = |(kind, address, item, actions): (_, &str, i64, &[&str])| {
+        let recorded = Recorded::of(address, item, actions);
+        scenes(kind, address, &recorded.played(item)).expect(address)
     };
     // A goal of one craft: its tree has the goal on top, and what was got is held.
     let world = textcraft::Tasks::of_book(textcraft::RecipeBook::builtin()).world(0);
     let moves = textcraft::solve(&world.book, world.goal).expect("it can be made");
     let actions: Vec<&str> = moves.iter().map(String::as_str).collect();
-    let made = drawn(("textcraft", "builtin", RulesVersion::Two, 0, &actions));
+    let made = drawn(("textcraft", "builtin", 0, &actions));
     let goal = world.book.text(world.goal);
     let last = made.turns.last().expect("some");
     assert_eq!(last["tree"]["item"], goal.as_str());
@@ -189,27 +152,25 @@ fn what_is_drawn_is_what_the_game_holds() {
     assert_eq!(made.start.expect("a start")["held"], json!([]));
     assert_eq!(last["held"][0][0], goal.as_str());
 
-    for rules in [RulesVersion::One, RulesVersion::Two] {
-        let turned = drawn(("babyai", "builtin:babyai", rules, 8, &["turn left"]));
-        let start = turned.start.expect("a start");
-        let (x, y) = (start["agent"][0].as_u64(), start["agent"][1].as_u64());
-        let seen = start["seen"].as_array().expect("a list");
-        assert!(seen.contains(&json!([x, y])) && seen.len() > 3, "{start}");
-        let row = start["rows"][y.expect("a number") as usize]
-            .as_str()
-            .expect("a row");
-        assert_eq!(row.as_bytes()[x.expect("a number") as usize], b'.');
-        let facing = |scene: &Value| scene["facing"].as_u64().expect("a number");
-        assert_eq!((facing(&turned.turns[0]) + 1) % 4, facing(&start));
-        let things = start["things"].as_array().expect("a list");
-        let goal = start["goal"].as_str().expect("words");
-        let kinds = |thing: &Value| goal.contains(thing["what"].as_str().expect("a word"));
-        assert!(things.iter().any(kinds), "{start}");
-    }
+    let turned = drawn(("babyai", "builtin:babyai", 8, &["turn left"]));
+    let start = turned.start.expect("a start");
+    let (x, y) = (start["agent"][0].as_u64(), start["agent"][1].as_u64());
+    let seen = start["seen"].as_array().expect("a list");
+    assert!(seen.contains(&json!([x, y])) && seen.len() > 3, "{start}");
+    let row = start["rows"][y.expect("a number") as usize]
+        .as_str()
+        .expect("a row");
+    assert_eq!(row.as_bytes()[x.expect("a number") as usize], b'.');
+    let facing = |scene: &Value| scene["facing"].as_u64().expect("a number");
+    assert_eq!((facing(&turned.turns[0]) + 1) % 4, facing(&start));
+    let things = start["things"].as_array().expect("a list");
+    let goal = start["goal"].as_str().expect("words");
+    let kinds = |thing: &Value| goal.contains(thing["what"].as_str().expect("a word"));
+    assert!(things.iter().any(kinds), "{start}");
     // A thing that is picked up lies on the grid no longer.
     let mut lifted = 0;
     for item in 0..40 {
-        let mut game = babyai::BabyaiGame::new(item, babyai::Rules::AgentGym);
+        let mut game = babyai::BabyaiGame::new(item);
         let pickup = game.actions().into_iter().find(|a| a.starts_with("pickup"));
         let Some(action) = pickup else { continue };
         let before = crate::replica::Replica::picture(&game);
@@ -223,28 +184,16 @@ fn what_is_drawn_is_what_the_game_holds() {
     }
     assert!(lifted > 3, "{lifted}");
 
-    let pushed = drawn(("sokoban", "builtin:sokoban", RulesVersion::Two, 5, &["Up"]));
+    let pushed = drawn(("sokoban", "builtin:sokoban", 5, &["Up"]));
     assert_eq!(pushed.turns[0]["left"], 9);
-    let guessed = drawn((
-        "wordle",
-        "builtin:wordle",
-        RulesVersion::Two,
-        1,
-        &["c r a n e", "zzzzz"],
-    ));
+    let guessed = drawn(("wordle", "builtin:wordle", 1, &["c r a n e", "zzzzz"]));
     let guesses = &guessed.turns[1]["guesses"];
     assert_eq!(
         (&guesses[0][0], &guesses[1]),
         (&json!("crane"), &json!(["zzzzz", ""]))
     );
     let search = ["<search>river</search>"];
-    let found = drawn((
-        "searchqa",
-        "builtin:searchqa",
-        RulesVersion::Two,
-        0,
-        &search,
-    ));
+    let found = drawn(("searchqa", "builtin:searchqa", 0, &search));
     assert_eq!(
         found.turns[0]["passages"].as_array().expect("a list").len(),
         3
@@ -266,7 +215,7 @@ fn a_page_is_the_one_that_the_turn_began_with() {
             (Some("stop [12]"), "done"),
         ],
     };
-    let drawn = scenes("webarena", "http://h:1", RulesVersion::Two, &played).expect("a page");
+    let drawn = scenes("webarena", "http://h:1", &played).expect("a page");
     assert_eq!(drawn.start, None);
     let [first, second] = &drawn.turns[..] else {
         panic!("two turns");

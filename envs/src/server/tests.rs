@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::builtin::{self, RulesVersion};
+use crate::builtin;
 use crate::env::searchqa::Library;
 use crate::env::searchqa::server::Searchqa;
 use crate::env::textcraft::server::Textcraft;
@@ -385,9 +385,7 @@ async fn recorded_questions_are_answered_alike() {
 
 #[tokio::test]
 async fn the_maze_speaks_as_documented() {
-    let server = builtin::start("builtin:maze", RulesVersion::default())
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:maze").await.expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/maze"), "{url}");
     let step = |action: &str| json!({"id": 0, "action": action});
@@ -448,9 +446,7 @@ async fn the_maze_speaks_as_documented() {
 
 #[tokio::test]
 async fn wordle_speaks_as_documented() {
-    let server = builtin::start("builtin:wordle", RulesVersion::default())
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:wordle").await.expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/wordle"), "{url}");
     assert_eq!(post(url, "/create", json!({})).await, json!({"id": 0}));
@@ -521,9 +517,7 @@ fn create() -> Value {
 
 #[tokio::test]
 async fn recorded_rooms_are_answered_alike() {
-    let server = builtin::start("builtin:babyai", RulesVersion::Two)
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:babyai").await.expect("a port");
     let reset = json!({"method": "POST", "path": "/reset", "json": {"id": 0, "data_idx": 0}});
     let last = "close_never_reset_and_render";
     let mut before = vec![("lifecycle", create()), ("lifecycle", reset)];
@@ -539,9 +533,7 @@ async fn recorded_rooms_are_answered_alike() {
 
 #[tokio::test]
 async fn recorded_mazes_are_answered_alike() {
-    let server = builtin::start("builtin:maze", RulesVersion::Two)
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:maze").await.expect("a port");
     // The recorded paths have the prefix that is part of our URL.
     let url = server.url.trim_end_matches("/maze");
     let (compared, differ) = differences(url, "maze", &[]).await;
@@ -568,9 +560,7 @@ async fn recorded_guesses_are_answered_alike() {
     let words: Vec<String> = guesses.filter(|guess| guess != "qqqqq").collect();
     std::fs::write(file.path(), words.join("\n")).expect("written");
     let address = format!("builtin:wordle?words={}", file.path().display());
-    let server = builtin::start(&address, RulesVersion::Two)
-        .await
-        .expect("a port");
+    let server = builtin::start(&address).await.expect("a port");
     let url = server.url.trim_end_matches("/wordle");
     let earlier = |_| {
         (
@@ -594,9 +584,7 @@ async fn recorded_guesses_are_answered_alike() {
 /// Forty levels, three episodes each and more where there are doors, of up to twenty actions.
 #[tokio::test]
 async fn recorded_levels_are_answered_alike() {
-    let server = builtin::start("builtin:babyai", RulesVersion::Two)
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:babyai").await.expect("a port");
     let (compared, differ) = differences(&server.url, "babyai-levels", &[]).await;
     assert!(differ.is_empty(), "{} differ: {}", differ.len(), differ[0]);
     assert_eq!(compared, 4263);

@@ -1,7 +1,6 @@
 //! Checks of the whole table of specs.
 
 use super::*;
-use crate::builtin::RulesVersion;
 
 #[test]
 fn an_unknown_name_lists_the_known_ones() {
@@ -90,17 +89,16 @@ fn the_tools_are_told() {
         ),
     ] {
         let spec = spec(env).expect("known");
-        let told = spec.told(RulesVersion::Two);
+        let told = spec.told();
         let is_part = |c: char| !c.is_alphanumeric() && c != '_';
         let words: Vec<&str> = spec.tools.split(is_part).collect();
         for name in names.split_whitespace() {
             assert!(words.contains(&name), "{env}: {name}");
         }
         assert!(told.starts_with(spec.instruction) && told.ends_with(spec.tools));
-        assert_eq!(spec.told(RulesVersion::One), spec.instruction);
     }
     let maze = spec("maze").expect("known");
-    assert_eq!(maze.told(RulesVersion::Two), maze.instruction);
+    assert_eq!(maze.told(), maze.instruction);
 }
 
 #[test]

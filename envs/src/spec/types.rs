@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use super::calls::{self, Tool};
 use super::wire;
-use crate::builtin::options::RulesVersion;
 use crate::parser::tool_call::spoken;
 use crate::parser::{Parsed, Parser};
 use serde::{Deserialize, Serialize};
@@ -223,8 +222,7 @@ pub struct EnvSpec {
     /// The instruction before the first observation, in our own words. It is short, since every
     /// episode spends tokens on it. A configuration may replace it.
     pub instruction: &'static str,
-    /// What may be called, where no reply of the server names it: told after the instruction, but
-    /// not by the rules of before, whose prompts went without.
+    /// What may be called, where no reply of the server names it: told after the instruction.
     pub tools: &'static str,
     /// Suffix of the base URL, where one process serves several environments.
     pub path_prefix: &'static str,
@@ -302,10 +300,10 @@ pub struct EnvSpec {
 
 impl EnvSpec {
     /// The instruction, with the tools where there are any.
-    pub fn told(&self, rules: RulesVersion) -> Cow<'static, str> {
-        match (rules, self.tools) {
-            (RulesVersion::One, _) | (_, "") => Cow::Borrowed(self.instruction),
-            (RulesVersion::Two, tools) => Cow::Owned(format!("{}\n\n{tools}", self.instruction)),
+    pub fn told(&self) -> Cow<'static, str> {
+        match self.tools {
+            "" => Cow::Borrowed(self.instruction),
+            tools => Cow::Owned(format!("{}\n\n{tools}", self.instruction)),
         }
     }
 

@@ -7,6 +7,7 @@ use super::keys::limits::{LISTED_MAX, TASKS_MAX};
 use super::names;
 use super::types::{Config, Ids, Pipeline, SftSource};
 use crate::{Error, Result};
+use agentgym_envs::builtin::{RULES, other_rules};
 
 /// What an adapter can be put on, as PEFT names it; the model crate has the same list.
 pub const LORA_MODULES: [&str; 7] = [
@@ -42,7 +43,20 @@ pub(super) fn check(config: &Config, stored: bool) -> Result<()> {
     evaluation(config, stored)?;
     match stored {
         true => Ok(()),
-        false => names::check(config),
+        false => rules(config).and_then(|()| names::check(config)),
+    }
+}
+
+/// A new run plays by our rules; a fork goes on as its parent played.
+fn rules(config: &Config) -> Result<()> {
+    let rules = config.actor_rollout_ref.agentgym.rules;
+    config.check_rules()?;
+    match rules == RULES || config.run.fork.run.is_some() {
+        true => Ok(()),
+        false => Err(Error::value(
+            "actor_rollout_ref.agentgym.rules",
+            other_rules("a new run would play", rules),
+        )),
     }
 }
 

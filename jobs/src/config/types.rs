@@ -16,6 +16,7 @@ mod spelled;
 
 use crate::{Error, Result};
 pub use actor::*;
+use agentgym_envs::builtin::{self, RULES, other_rules};
 use agentgym_envs::spec::{EnvSpec, declared, spec};
 pub use algorithm::*;
 pub(crate) use data::Items;
@@ -96,5 +97,34 @@ impl Config {
             environment.max_rounds = environment.max_rounds.or(own);
         }
         all
+    }
+
+    /// Refuses what plays games by rules that this program has no longer. Of the others both rules are
+    /// the same: runs from before the key go on with them.
+    pub fn check_rules(&self) -> Result<()> {
+        let rules = self.actor_rollout_ref.agentgym.rules;
+        if rules == RULES {
+            return Ok(());
+        }
+        let changed = |(name, environment): (String, Environment)| {
+            let told = |spec: &EnvSpec| !spec.tools.is_empty();
+            let kind = &environment.task_name;
+            let played = builtin::is_builtin(&environment.env_addr)
+                && matches!(kind.as_str(), "babyai" | "maze")
+                || self.spec(kind).is_ok_and(told);
+            played.then_some(name)
+        };
+        let played: Vec<String> = self
+            .environments()
+            .into_iter()
+            .filter_map(changed)
+            .collect();
+        match &played[..] {
+            [] => Ok(()),
+            _ => Err(Error::value(
+                "actor_rollout_ref.agentgym.rules",
+                other_rules(&format!("this run plays {}", played.join(", ")), rules),
+            )),
+        }
     }
 }

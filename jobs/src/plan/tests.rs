@@ -719,3 +719,40 @@ fn an_older_format_is_read_and_stays_through_revisions_and_forks() {
         "{error}"
     );
 }
+
+/// By rules 1 BabyAI and the maze of this program were other games, and prompts named no tools.
+#[test]
+fn a_stored_plan_by_rules_1_is_refused_where_it_plays_what_changed() {
+    let read = |name: &str, address: &str, rules: u32| {
+        let gym = format!("{{task_name: {name}, env_addr: '{address}', rules: {rules}}}");
+        let text = format!(
+            "{{data: {{tasks: [{{env: {name}, ids: 0..9}}]}}, actor_rollout_ref: {{agentgym: {gym}, rollout: {{n: 2}}}}}}"
+        );
+        let path = Path::new("x.yaml");
+        let stored = ResolvedConfig::parse_stored(path, &text, &[]).expect("readable");
+        (
+            stored.config.check_rules(),
+            ResolvedConfig::parse("x", path, &text, &[]),
+        )
+    };
+    for (name, address, changed) in [
+        ("babyai", "builtin:babyai", true),
+        ("maze", "builtin:maze", true),
+        ("weather", "http://h:1", true),
+        ("babyai", "http://h:1", false),
+        ("textcraft", "builtin", false),
+    ] {
+        let (stored, new) = read(name, address, 1);
+        let said = stored.err().map(|e| e.to_string());
+        assert_eq!(said.is_some(), changed, "{name} at {address}: {said:?}");
+        for said in said.into_iter().chain(new.err().map(|e| e.to_string())) {
+            assert!(said.contains("agentgym.rules`"), "{said}");
+            assert!(said.contains("by rules 1 of the built-in games"), "{said}");
+            assert!(said.contains("version 0.3 plays"), "{said}");
+        }
+        let (stored, new) = read(name, address, 2);
+        assert!(stored.is_ok() && new.is_ok(), "{name} at {address}");
+        // A new run plays by ours, whatever its game.
+        assert!(read(name, address, 1).1.is_err(), "{name} at {address}");
+    }
+}

@@ -4,7 +4,6 @@
 use super::episode::one;
 use super::known::Known;
 use crate::{Error, Result};
-use agentgym_envs::builtin::RulesVersion;
 use agentgym_envs::{PlayedTask, Scenes, scenes as play_again};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::pipeline::PartId;
@@ -42,7 +41,7 @@ pub(super) async fn scenes(known: &Known, id: PartId, k: u32) -> Result<ScenesPa
 }
 
 fn drawn(plan: &Plan, e: &Episode) -> Result<Scenes, String> {
-    let rules = RulesVersion::of(plan.config.actor_rollout_ref.agentgym.rules)?;
+    plan.config.check_rules().map_err(|e| e.to_string())?;
     let environments = plan.config.environments();
     let declared = environments
         .get(&e.task.env)
@@ -55,5 +54,5 @@ fn drawn(plan: &Plan, e: &Episode) -> Result<Scenes, String> {
             .map(|turn| (turn.action.as_deref(), turn.observation.as_str()))
             .collect(),
     };
-    play_again(&declared.task_name, &declared.env_addr, rules, &played)
+    play_again(&declared.task_name, &declared.env_addr, &played)
 }

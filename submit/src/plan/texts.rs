@@ -2,7 +2,7 @@
 
 use crate::plan::sizes::steps_per_iteration;
 use crate::text::{count, many};
-use agentgym_envs::builtin::{self, RulesVersion};
+use agentgym_envs::builtin;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{Chat, ForeignPolicy, TinyShape, tiny_text};
@@ -192,8 +192,7 @@ pub(crate) fn sessions_text(plan: &Plan) -> String {
     let environments = config.environments();
     let told = environments.iter().filter_map(|(name, environment)| {
         let address = &environment.env_addr;
-        let rules = RulesVersion::of(config.actor_rollout_ref.agentgym.rules);
-        if let Ok(server) = builtin::parse(address, rules.unwrap_or_default()) {
+        if let Ok(server) = builtin::parse(address) {
             let (max, own) = (max?, count(server.options.sessions_max as u64));
             return Some(format!(
                 "{name}: ≤ {max} in each worker's own server, which takes {own}"

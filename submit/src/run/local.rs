@@ -6,7 +6,7 @@ use crate::plan::device::{self, Gpu};
 use crate::plan::memory;
 use crate::plan::model_size;
 use crate::{Error, Result, text};
-use agentgym_envs::builtin::{self, RulesVersion};
+use agentgym_envs::builtin;
 use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
@@ -33,11 +33,6 @@ fn named(plan: &Plan) -> Result<()> {
     styles(plan)
 }
 
-fn rules(plan: &Plan) -> Result<RulesVersion> {
-    RulesVersion::of(plan.config.actor_rollout_ref.agentgym.rules)
-        .map_err(|why| Error::Usage(format!("key `actor_rollout_ref.agentgym.rules`: {why}")))
-}
-
 /// Checks the addresses of built-in environments, which start inside the workers.
 fn addresses(plan: &Plan) -> Result<()> {
     for (name, environment) in plan.config.environments() {
@@ -50,8 +45,7 @@ fn addresses(plan: &Plan) -> Result<()> {
             false => "actor_rollout_ref.agentgym.env_addr".to_owned(),
         };
         let said = |why: String| Error::Usage(format!("key `{key}`: {why}"));
-        let address =
-            builtin::parse(&environment.env_addr, rules(plan)?).map_err(|e| said(e.to_string()))?;
+        let address = builtin::parse(&environment.env_addr).map_err(|e| said(e.to_string()))?;
         let (played, named) = (address.source.env(), &environment.task_name);
         if played != named {
             return Err(said(format!(
@@ -76,7 +70,7 @@ fn styles(plan: &Plan) -> Result<()> {
             continue;
         };
         if builtin::is_builtin(&env.env_addr) {
-            builtin::parse(&env.env_addr, rules(plan)?)
+            builtin::parse(&env.env_addr)
                 .and_then(|address| address.source.check_style(style))
                 .map_err(|e| Error::Usage(format!("key `sft.sources[{index}].style`: {e}")))?;
         }

@@ -161,9 +161,7 @@ fn files_are_checked() {
 #[test]
 fn a_solver_shows_what_an_episode_looks_like() {
     let policy = policy();
-    let source = builtin::parse("builtin", Default::default())
-        .unwrap()
-        .source;
+    let source = builtin::parse("builtin").unwrap().source;
     for style in ["", "thought,once,refusals=100"] {
         let solver = source.solver(style).unwrap();
         let conversation = Conversation::after(&[], solver.demonstrate(5, "Craft.").unwrap());
@@ -190,9 +188,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
 #[test]
 fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let policy = policy();
-    let source = builtin::parse("builtin", Default::default())
-        .unwrap()
-        .source;
+    let source = builtin::parse("builtin").unwrap().source;
     let solver = source.solver("").unwrap();
     let ids: Vec<i64> = (0..60).collect();
     let tokens = |id: i64| {

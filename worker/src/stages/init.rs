@@ -11,7 +11,7 @@ mod data;
 use super::training::{upload_adapter, upload_critic, upload_policy};
 use super::{artifacts, probes};
 use crate::blocking::blocking;
-use crate::environments::rules;
+use crate::environments::tasks;
 use crate::model_folder;
 use crate::offered_tools::{offering, template_settings};
 use crate::policies::{ADAPTER, CRITIC, POLICY};
@@ -318,14 +318,12 @@ fn corpus(plan: &Plan, chat: &Chat) -> Result<Vec<String>> {
         if !builtin::is_builtin(&declared.env_addr) {
             continue;
         }
-        let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
-        let source = builtin::parse(&declared.env_addr, rules(plan)?)
-            .map_err(bad)?
-            .source;
+        let bad = |e: String| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
+        let source = tasks(plan, &declared.env_addr).map_err(|e| bad(e.to_string()))?;
         let Some(style) = source.corpus_style() else {
             continue;
         };
-        let solver = source.solver(style).map_err(bad)?;
+        let solver = source.solver(style).map_err(|e| bad(e.to_string()))?;
         for id in 0..CORPUS_TASKS {
             // The planner cannot solve some of BabyAI's worlds.
             let Some(shown) = solver.demonstrate(id, "") else {

@@ -512,9 +512,7 @@ fn able_rollout() -> ([String; 7], PartId) {
 
 /// A server of the run's tasks; every message to it waits for a permit.
 async fn gated_environment() -> (String, Arc<Semaphore>) {
-    let server = builtin::start("builtin:worlds?depths=1-2", Default::default())
-        .await
-        .unwrap();
+    let server = builtin::start("builtin:worlds?depths=1-2").await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let gate = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));

@@ -1,30 +1,12 @@
 //! An episode: the observation and the list of actions, what each action does, and what it earns.
 
-use super::before::{self, Compat};
-use super::grid::{Cell, Grid, Kind, Lock, Pos, Primitive};
+use super::grid::{Cell, Grid, Kind, Lock, Primitive};
 use super::level::{LEVELS, Level};
-use super::mission::{Status, Wording};
+use super::mission::Status;
 use super::original::{self, Verifier, Ways};
-use super::text::{Action, Named, Telling, actions, describe, things_in_view, way_to};
-use crate::draws::Draws;
+use super::text::{Action, Named, actions, describe, things_in_view};
 use crate::quantity::Quantity;
 use crate::task_index::TaskIndex;
-
-/// Which game is played.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rules {
-    /// AgentGym's, world by world. Macros are carried out to their end and the last move alone
-    /// counts; only what there is a way to is on the list of actions.
-    #[default]
-    AgentGym,
-    /// Those of before.
-    Before {
-        /// Which quirks of the original are kept.
-        compat: Compat,
-        /// Mixed into every world.
-        seed: u64,
-    },
-}
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,17 +21,11 @@ pub struct BabyaiReply {
     pub done: bool,
 }
 
-#[derive(Clone, Debug)]
-enum Judge {
-    AgentGym(Verifier),
-    Before(before::Judge),
-}
-
 /// An episode.
 #[derive(Clone, Debug)]
 pub struct BabyaiGame {
     pub(super) level: Level,
-    judge: Judge,
+    pub(super) verifier: Verifier,
     mission: String,
     pub(super) moves: u32,
     /// The latest move is told to have completed the task.
@@ -59,48 +35,31 @@ pub struct BabyaiGame {
 
 impl BabyaiGame {
     /// Starts the episode of an item. `Err` is the original's text for negative ids.
-    pub(crate) fn start(item: &TaskIndex, rules: Rules) -> Result<Self, String> {
+    pub(crate) fn start(item: &TaskIndex) -> Result<Self, String> {
         let (level, world) = item.div_mod(LEVELS.len() as u64);
         if world.negative {
             return Err(format!(
                 "Seed must be greater or equal to zero, actual value: {world}"
             ));
         }
-        let number = level as usize;
-        let level = match rules {
-            Rules::AgentGym => original::level(number, &world.size),
-            Rules::Before { seed, .. } => {
-                let (name, world) = (LEVELS[number].as_bytes(), world.to_string());
-                let parts: [&[u8]; 3] = [name, world.as_bytes(), &seed.to_le_bytes()];
-                before::level(number, &mut Draws::new("babyai", &parts))
-            }
-        };
-        Ok(Self::of(level, rules))
+        Ok(Self::of(original::level(level as usize, &world.size)))
     }
 
     /// The episode of an item.
-    pub fn new(item_id: u64, rules: Rules) -> Self {
+    pub fn new(item_id: u64) -> Self {
         let item = TaskIndex {
             negative: false,
             size: Quantity::from_digits(&item_id.to_string()),
         };
-        Self::start(&item, rules).expect("the number is not negative")
+        Self::start(&item).expect("the number is not negative")
     }
 
-    fn of(level: Level, rules: Rules) -> Self {
-        let judge = match rules {
-            Rules::AgentGym => Judge::AgentGym(Verifier::new(&level.grid, &level.goal)),
-            Rules::Before { compat, .. } => Judge::Before(before::Judge::new(compat)),
-        };
-        let mission = level.goal.words(match &judge {
-            Judge::AgentGym(_) => Wording::AgentGym,
-            Judge::Before(_) if shows_more(&judge) => Wording::Ordered,
-            Judge::Before(_) => Wording::Unordered,
-        });
+    fn of(level: Level) -> Self {
         let mut game = Self {
+            verifier: Verifier::new(&level.grid, &level.goal),
+            // In place of the words that tell the order; of the first ones a comma is left.
+            mission: level.goal.words([", and ", " and "]),
             level,
-            judge,
-            mission,
             moves: 0,
             completed: false,
             last: BabyaiReply {
@@ -110,7 +69,7 @@ impl BabyaiGame {
                 done: false,
             },
         };
-        let (view, actions) = (game.view(), game.actions_line());
+        let (view, actions) = (describe(game.grid()), game.actions_line());
         game.last.observation = format!("Your goal: {}\n{view}\n{actions}", game.mission);
         game
     }
@@ -119,9 +78,9 @@ impl BabyaiGame {
     pub(crate) fn shown(&self) -> String {
         const START: &str = "Your goal: ";
         let observation = &self.last.observation;
-        match self.is_original() && !observation.starts_with(START) {
-            true => format!("{START}{}\n{observation}", self.mission),
-            false => observation.clone(),
+        match observation.starts_with(START) {
+            true => observation.clone(),
+            false => format!("{START}{}\n{observation}", self.mission),
         }
     }
 
@@ -135,15 +94,9 @@ impl BabyaiGame {
         &self.mission
     }
 
-    /// Nothing more can be earned: the episode is over or, by AgentGym's rules, its goal was
-    /// reached too late to end it.
+    /// Nothing more can be earned: the episode is over, or its goal was reached too late to end it.
     pub(super) fn is_decided(&self) -> bool {
-        self.last.done || self.is_original() && self.last.reward > 0.0
-    }
-
-    /// Whether AgentGym's rules are played by.
-    pub(super) fn is_original(&self) -> bool {
-        matches!(self.judge, Judge::AgentGym(_))
+        self.last.done || self.last.reward > 0.0
     }
 
     /// The texts of the currently sensible actions.
@@ -155,51 +108,22 @@ impl BabyaiGame {
         &self.level.grid
     }
 
-    fn telling(&self) -> Telling {
-        match self.judge {
-            Judge::AgentGym(_) => Telling::AgentGym,
-            Judge::Before(_) => Telling::Before,
-        }
-    }
-
     /// The things in view with their names.
     pub(super) fn things_in_view(&self) -> Vec<Named> {
-        things_in_view(self.grid(), self.telling())
+        things_in_view(self.grid())
     }
 
-    /// The listed actions. By the original's rules these are the ones that can be begun.
+    /// The listed actions: those that can be begun.
     fn offered(&self) -> Vec<(String, Action)> {
-        let mut named = self.named_actions();
-        if self.is_original() {
-            let ways = self.ways();
-            named.retain(|(text, action)| self.plan(text, action, &*ways).is_ok());
-        }
+        let mut named = actions(self.grid());
+        let ways = Ways::new(self.grid());
+        named.retain(|(text, action)| self.plan(text, action, &ways).is_ok());
         named
-    }
-
-    /// Finds ways by the rules that are played by.
-    fn ways(&self) -> Box<dyn Fn(Pos) -> Option<Vec<Primitive>> + '_> {
-        let grid = self.grid();
-        match self.judge {
-            Judge::AgentGym(_) => {
-                let ways = Ways::new(grid);
-                Box::new(move |at| ways.to(at))
-            }
-            Judge::Before(_) => Box::new(move |at| way_to(grid, at)),
-        }
     }
 
     /// The moves that bring the agent in front of a thing.
     pub(super) fn way_to(&self, thing: usize) -> Option<Vec<Primitive>> {
-        self.ways()(self.grid().things[thing].at?)
-    }
-
-    fn named_actions(&self) -> Vec<(String, Action)> {
-        actions(self.grid(), shows_more(&self.judge), self.telling())
-    }
-
-    fn view(&self) -> String {
-        describe(self.grid(), self.telling())
+        Ways::new(self.grid()).to(self.grid().things[thing].at?)
     }
 
     pub(super) fn actions_line(&self) -> String {
@@ -214,7 +138,7 @@ impl BabyaiGame {
     /// Plays an action.
     pub fn step(&mut self, text: &str) -> &BabyaiReply {
         let text = text.trim().to_lowercase();
-        let named = self.named_actions();
+        let named = actions(self.grid());
         let found = named.iter().find(|(named, _)| *named == text);
         let plan = if text.is_empty() {
             Err("No change in state.".to_owned())
@@ -223,7 +147,7 @@ impl BabyaiGame {
             Err(format!("You can take the following actions: {all}"))
         } else {
             match found {
-                Some((_, action)) => self.plan(&text, action, &*self.ways()),
+                Some((_, action)) => self.plan(&text, action, &Ways::new(self.grid())),
                 None => Err(self.refusal(&text)),
             }
         };
@@ -232,44 +156,35 @@ impl BabyaiGame {
             false => Err("No change in state.".to_owned()),
         });
         // The original adds the latest reward again, whatever happened.
-        if moved.is_ok() || !shows_more(&self.judge) {
-            self.last.score += self.last.reward;
-        }
+        self.last.score += self.last.reward;
         let view = moved.err().unwrap_or_else(|| {
             let completed = match self.completed {
                 true => "\n The task is completed.",
                 false => "",
             };
-            format!("{}{completed}", self.view())
+            format!("{}{completed}", describe(self.grid()))
         });
         self.last.observation = format!("{view}\n{}", self.actions_line());
         &self.last
     }
 
     /// The primitive moves of an action, or the text that says why there are none.
-    fn plan(
-        &self,
-        text: &str,
-        action: &Action,
-        ways: &dyn Fn(Pos) -> Option<Vec<Primitive>>,
-    ) -> Result<Vec<Primitive>, String> {
+    fn plan(&self, text: &str, action: &Action, ways: &Ways<'_>) -> Result<Vec<Primitive>, String> {
         let grid = self.grid();
         let way = |thing: usize, verb: &str| {
-            grid.things[thing].at.and_then(ways).ok_or_else(|| {
-                let name = text.strip_prefix(verb).unwrap_or(text).trim();
-                format!("You cannot {verb} {name}, as there is no path leading to it.")
-            })
-        };
-        // Into the doorway; by the rules of before, beyond it.
-        let through: &[Primitive] = match self.is_original() {
-            true => &[Primitive::Forward],
-            false => &[Primitive::Forward, Primitive::Forward],
+            grid.things[thing]
+                .at
+                .and_then(|at| ways.to(at))
+                .ok_or_else(|| {
+                    let name = text.strip_prefix(verb).unwrap_or(text).trim();
+                    format!("You cannot {verb} {name}, as there is no path leading to it.")
+                })
         };
         // In front of a door the original tries, though it has no effect.
         let is_blocked = match grid.cell(grid.front()) {
             Cell::Empty => false,
             Cell::Wall => true,
-            Cell::Thing(thing) => !(self.is_original() && grid.things[thing].kind == Kind::Door),
+            Cell::Thing(thing) => grid.things[thing].kind != Kind::Door,
         };
         match action {
             Action::Primitive(Primitive::Drop) if is_blocked => Err(
@@ -285,7 +200,8 @@ impl BabyaiGame {
             Action::GoTo(thing) => way(*thing, "go to"),
             Action::GoThrough(thing) => {
                 let mut way = way(*thing, "go through")?;
-                way.extend(through);
+                // Into the doorway.
+                way.push(Primitive::Forward);
                 Ok(way)
             }
             Action::ToggleThrough(thing) => {
@@ -305,7 +221,8 @@ impl BabyaiGame {
                 }
                 let mut way = way(*thing, VERB)?;
                 way.push(Primitive::Toggle);
-                way.extend(through);
+                // Into the doorway.
+                way.push(Primitive::Forward);
                 Ok(way)
             }
             Action::Check => Ok(Vec::new()),
@@ -334,51 +251,28 @@ impl BabyaiGame {
         "The action is not recognized. Please check valid actions.".to_owned()
     }
 
-    /// Makes moves until one has no effect; by the rules of before, also until one earns something
-    /// or ends the episode. Returns whether anything was done.
+    /// Makes moves until one has no effect. Returns whether any was made.
     fn run(&mut self, plan: &[Primitive]) -> bool {
-        let mut any = false;
         for primitive in plan {
-            let carried_before = self.grid().carrying;
             let seen_before = self.grid().picture();
             // The original's first picture still shows a thing that is carried from the start.
             self.level.grid.lift_carried();
-            let changed = self.level.grid.act(*primitive);
+            self.level.grid.act(*primitive);
             self.moves += 1;
-            let stops = match &mut self.judge {
-                Judge::Before(judge) => {
-                    let (level, moves) = (&mut self.level, self.moves);
-                    let worth = judge.judge(level, moves, *primitive, carried_before);
-                    (self.last.reward, self.last.done) = (worth.reward, worth.done);
-                    self.completed = worth.reward != 0.0;
-                    any |= changed;
-                    !changed || worth.done || worth.reward != 0.0
-                }
-                Judge::AgentGym(verifier) => {
-                    let Level { grid, goal, .. } = &mut self.level;
-                    let status = verifier.verify(goal, grid, *primitive);
-                    self.last.reward = match status {
-                        Status::Reached => self.level.reward(self.moves),
-                        Status::Going | Status::Failed => 0.0,
-                    };
-                    // A mission that failed is "completed", too.
-                    self.completed = status != Status::Going;
-                    self.last.done = self.last.reward > 0.5;
-                    any = true;
-                    // A turn between two equal sights counts as without effect.
-                    self.grid().picture() == seen_before
-                }
+            let Level { grid, goal, .. } = &mut self.level;
+            let status = self.verifier.verify(goal, grid, *primitive);
+            self.last.reward = match status {
+                Status::Reached => self.level.reward(self.moves),
+                Status::Going | Status::Failed => 0.0,
             };
-            if stops {
+            // A mission that failed is "completed", too.
+            self.completed = status != Status::Going;
+            self.last.done = self.last.reward > 0.5;
+            // A turn between two equal sights counts as without effect.
+            if self.grid().picture() == seen_before {
                 break;
             }
         }
-        any
+        !plan.is_empty()
     }
-}
-
-/// Whether missions state their order, boxes can be opened and doors closed, and a reward counts
-/// once.
-fn shows_more(judge: &Judge) -> bool {
-    matches!(judge, Judge::Before(judge) if judge.compat == Compat::Fixed)
 }

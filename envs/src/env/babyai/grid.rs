@@ -40,15 +40,6 @@ pub(crate) enum Colour {
 }
 
 impl Colour {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Red,
-        Self::Green,
-        Self::Blue,
-        Self::Purple,
-        Self::Yellow,
-        Self::Grey,
-    ];
-
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Red => "red",

@@ -1,6 +1,6 @@
 //! The mission of an episode, in words and as a check after each primitive move.
 
-use super::grid::{Colour, Grid, Kind, Pos, Primitive, STEPS};
+use super::grid::{Colour, Grid, Kind, Pos, STEPS};
 
 /// The side of a thing, as seen by the agent at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,16 +86,6 @@ pub(crate) enum Order {
     And,
 }
 
-/// Whether a mission says in which order its goals are to be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wording {
-    Ordered,
-    /// It does not, so the order is met by luck alone.
-    Unordered,
-    /// AgentGym's: "and" in place of the words that say it, but a comma before it is left.
-    AgentGym,
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Goal {
     One(Task),
@@ -111,12 +101,6 @@ pub(crate) enum Status {
     Going,
     Reached,
     Failed,
-}
-
-/// The latest move.
-pub(crate) struct Event {
-    pub(crate) primitive: Primitive,
-    pub(crate) carried_before: Option<usize>,
 }
 
 impl Task {
@@ -136,54 +120,6 @@ impl Task {
             Self::PutNext(moved, fixed) => {
                 format!("put {} next to {}", moved.words(), fixed.words())
             }
-        }
-    }
-
-    fn check(&self, grid: &Grid, event: &Event) -> Status {
-        let reached = match self {
-            Self::GoTo(desc) => {
-                let front = grid.front();
-                desc.set
-                    .iter()
-                    .any(|thing| grid.things[*thing].at == Some(front))
-            }
-            Self::Pickup(desc, strict) => {
-                let taken = grid.carrying.filter(|_| {
-                    event.primitive == Primitive::Pickup && event.carried_before.is_none()
-                });
-                let Some(taken) = taken else {
-                    return Status::Going;
-                };
-                if *strict && !desc.set.contains(&taken) {
-                    return Status::Failed;
-                }
-                desc.set.contains(&taken)
-            }
-            Self::Open(desc, strict) => {
-                let door = grid.thing_at(grid.front()).filter(|thing| {
-                    event.primitive == Primitive::Toggle
-                        && grid.things[*thing].kind == Kind::Door
-                        && grid.passable(grid.front())
-                });
-                let Some(door) = door else {
-                    return Status::Going;
-                };
-                if *strict && !desc.set.contains(&door) {
-                    return Status::Failed;
-                }
-                desc.set.contains(&door)
-            }
-            Self::PutNext(moved, fixed) => {
-                let dropped = event.carried_before.filter(|thing| {
-                    event.primitive == Primitive::Drop && moved.set.contains(thing)
-                });
-                dropped.is_some_and(|dropped| fixed.set.iter().any(|f| next(grid, dropped, *f)))
-            }
-        };
-        if reached {
-            Status::Reached
-        } else {
-            Status::Going
         }
     }
 }
@@ -212,18 +148,19 @@ impl Goal {
         }
     }
 
-    /// The mission in words.
-    pub(crate) fn words(&self, wording: Wording) -> String {
+    /// The mission in words; `joins` stand between goals of which the first, or the second, comes
+    /// first.
+    pub(crate) fn words(&self, joins: [&str; 2]) -> String {
         match self {
             Self::One(task) => task.words(),
             Self::Two { order, goals, .. } => {
-                let [first, second] = [0, 1].map(|at: usize| goals[at].words(wording));
-                match (order, wording) {
-                    (Order::Before, Wording::Ordered) => format!("{first}, then {second}"),
-                    (Order::After, Wording::Ordered) => format!("{first} after you {second}"),
-                    (Order::Before, Wording::AgentGym) => format!("{first}, and {second}"),
-                    _ => format!("{first} and {second}"),
-                }
+                let [first, second] = [0, 1].map(|at: usize| goals[at].words(joins));
+                let join = match order {
+                    Order::Before => joins[0],
+                    Order::After => joins[1],
+                    Order::And => " and ",
+                };
+                format!("{first}{join}{second}")
             }
         }
     }
@@ -233,36 +170,6 @@ impl Goal {
         match self {
             Self::One(task) => vec![task],
             Self::Two { goals, .. } => goals.iter().flat_map(Self::tasks).collect(),
-        }
-    }
-
-    /// Updates the goal after a move.
-    pub(crate) fn check(&mut self, grid: &Grid, event: &Event) -> Status {
-        match self {
-            Self::One(task) => task.check(grid, event),
-            Self::Two { order, goals, done } => {
-                let turns = match order {
-                    Order::Before | Order::And => [0, 1],
-                    Order::After => [1, 0],
-                };
-                for at in turns {
-                    if !done[at] {
-                        match goals[at].check(grid, event) {
-                            Status::Failed => return Status::Failed,
-                            Status::Reached => done[at] = true,
-                            Status::Going => {}
-                        }
-                        // The later goal is checked only from the next move on.
-                        if *order != Order::And && !(done[0] && done[1]) {
-                            return Status::Going;
-                        }
-                    }
-                }
-                match done {
-                    [true, true] => Status::Reached,
-                    _ => Status::Going,
-                }
-            }
         }
     }
 

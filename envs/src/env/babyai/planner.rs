@@ -343,19 +343,13 @@ impl Planner {
 #[cfg(test)]
 mod tests {
     use super::super::LEVELS;
-    use super::super::game::Rules;
     use super::*;
 
     /// Most texts before the player gives up.
     const TEXTS_MAX: usize = 600;
 
-    const RULES: Rules = Rules::Before {
-        compat: super::super::Compat::Fixed,
-        seed: 0,
-    };
-
     fn play(item: u64) -> Result<f64, String> {
-        let mut game = BabyaiGame::new(item, RULES);
+        let mut game = BabyaiGame::new(item);
         let mut planner = Planner::default();
         let mut said = Vec::new();
         while said.len() < TEXTS_MAX && !game.last().done {
@@ -387,7 +381,7 @@ mod tests {
                 match play(item) {
                     Ok(_) => solved += 1,
                     Err(why) => {
-                        let mission = BabyaiGame::new(item, RULES).mission().to_owned();
+                        let mission = BabyaiGame::new(item).mission().to_owned();
                         let why: String = why.chars().take(160).collect();
                         rest.push(format!("{item} {name} seed {seed}: {mission}: {why}"));
                     }

@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::env::babyai::{BabyaiGame, Compat, Rules};
+use crate::env::babyai::BabyaiGame;
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
@@ -11,7 +11,6 @@ use crate::server::validation::{reset, step};
 use crate::task_index::TaskIndex;
 
 pub(crate) struct Babyai {
-    rules: Rules,
     sessions: Sessions<Play>,
 }
 
@@ -29,9 +28,8 @@ fn number(value: f64) -> Value {
 }
 
 impl Babyai {
-    pub(crate) fn new(rules: Rules, options: &ServerOptions) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         Self {
-            rules,
             sessions: Sessions::new(options),
         }
     }
@@ -40,7 +38,7 @@ impl Babyai {
         let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
         Ok(self
             .sessions
-            .answer(&id, |play| match BabyaiGame::start(&item, self.rules) {
+            .answer(&id, |play| match BabyaiGame::start(&item) {
                 Ok(game) => {
                     let last = play.game.insert(game).last();
                     json!({
@@ -112,15 +110,9 @@ impl Babyai {
         Ok(json!(self.closed(&id)))
     }
 
-    /// Whether a session can be closed before its first reset.
-    fn closes_early(&self) -> bool {
-        let compat = Compat::Fixed;
-        matches!(self.rules, Rules::Before { compat: c, .. } if c == compat)
-    }
-
     fn closed(&self, id: &TaskIndex) -> bool {
         let may_close = self.sessions.with(id, |play| {
-            play.stuck |= !self.closes_early() && play.game.is_none();
+            play.stuck |= play.game.is_none();
             !play.stuck
         });
         may_close.unwrap_or(false) && self.sessions.close(id)

@@ -1,25 +1,17 @@
 //! Whole episodes: worlds, texts, rewards, and the quirks of the original.
 
-use super::game::{BabyaiGame, Rules};
+use super::game::BabyaiGame;
 use super::grid::{Cell, Colour, Grid, Kind, Lock};
-use super::mission::Wording;
-use super::text::{CHECK, Telling, describe};
+use super::text::{CHECK, describe};
 use super::*;
 use crate::draws::Draws;
 use crate::task_index::TaskIndex;
 
-const FIXED: Rules = before(Compat::Fixed, 0);
-const ORIGINAL: Rules = before(Compat::Original, 0);
-
-const fn before(compat: Compat, seed: u64) -> Rules {
-    Rules::Before { compat, seed }
-}
-
 #[test]
 fn worlds_are_functions_of_their_ids() {
     for item in 0..200 {
-        let game = BabyaiGame::new(item, FIXED);
-        let again = BabyaiGame::start(&TaskIndex::from(item as i64), FIXED);
+        let game = BabyaiGame::new(item);
+        let again = BabyaiGame::start(&TaskIndex::from(item as i64));
         let again = again.expect("a world");
         assert_eq!(game.level, again.level, "{item}");
         assert!(
@@ -28,75 +20,13 @@ fn worlds_are_functions_of_their_ids() {
                 .starts_with(&format!("Your goal: {}\n", game.mission()))
         );
         // Other seeds give other worlds, as far as a small room allows.
-        let other = |step: u64| BabyaiGame::new(item + 40 * step, FIXED).level;
+        let other = |step: u64| BabyaiGame::new(item + 40 * step).level;
         assert!((1..6).any(|step| other(step) != game.level), "{item}");
-    }
-    let other = BabyaiGame::start(&TaskIndex::from(7), before(Compat::Fixed, 1)).expect("a world");
-    assert_ne!(other.level, BabyaiGame::new(7, FIXED).level);
-}
-
-/// The documented move limits, by level; several values where they depend on the mission.
-#[test]
-fn limits_of_moves_are_those_of_the_levels() {
-    let expected: [&[u32]; 40] = [
-        &[64],
-        &[64],
-        &[64],
-        &[16],
-        &[64],
-        &[441],
-        &[576],
-        &[100, 200, 300, 400],
-        &[64],
-        &[441],
-        &[576],
-        &[576],
-        &[50],
-        &[576],
-        &[720],
-        &[720],
-        &[576],
-        &[576],
-        &[64],
-        &[49],
-        &[288],
-        &[72],
-        &[392],
-        &[576],
-        &[576],
-        &[576],
-        &[72],
-        &[576],
-        &[1080],
-        &[441],
-        &[980],
-        &[1080],
-        &[400],
-        &[1024],
-        &[150, 300],
-        &[576, 1152],
-        &[],
-        &[],
-        &[],
-        &[],
-    ];
-    for item in 0..120 {
-        let level = (item % 40) as usize;
-        let found = BabyaiGame::new(item, FIXED).level.moves_max;
-        match expected[level] {
-            // A multiple, depending on the trips of the mission.
-            [] => assert_eq!(found % if level == 37 { 100 } else { 576 }, 0, "{level}"),
-            some => assert!(some.contains(&found), "{}: {found}", LEVELS[level]),
-        }
     }
 }
 
 fn small(lock: Lock) -> BabyaiGame {
-    small_by(FIXED, lock)
-}
-
-fn small_by(rules: Rules, lock: Lock) -> BabyaiGame {
-    let mut game = BabyaiGame::new(12, rules);
+    let mut game = BabyaiGame::new(12);
     let mut grid = Grid::new(9, 5);
     for x in 0..9 {
         for y in 0..5 {
@@ -119,15 +49,14 @@ fn texts_are_the_documented_ones() {
         .grid
         .add(Kind::Key, Colour::Grey, Lock::Open, (2, 1));
     assert_eq!(
-        describe(game.grid(), Telling::Before),
+        describe(game.grid()),
         "In front of you in this room, you can see several objects: There is a grey key 1 1 \
          steps in front of you and 1 steps to your left.  There is a red locked door 1 right \
          in front of you 3 steps away.  The room has walls around you. You are not carrying \
          anything."
     );
     let line = "Available actions: [\"turn left\", \"turn right\", \"move forward\", \
-                \"pickup grey key 1\", \"toggle and go through red locked door 1\", \"go to \
-                grey key 1\", \"go to red locked door 1\", \"check available actions\"]";
+                \"pickup grey key 1\", \"go to grey key 1\", \"go to red locked door 1\", \"check available actions\"]";
     assert_eq!(game.actions_line(), line);
     for (action, reply) in [
         ("", "No change in state."),
@@ -173,8 +102,8 @@ fn texts_are_the_documented_ones() {
     );
 }
 
-#[test]
-fn a_success_is_worth_what_the_moves_leave() {
+/// A room whose goal is to open its door, after so many moves of fifty.
+fn opening(moves: u32) -> BabyaiGame {
     let mut game = small(Lock::Closed);
     game.level.goal = mission::Goal::One(mission::Task::Open(
         mission::Desc {
@@ -186,55 +115,46 @@ fn a_success_is_worth_what_the_moves_leave() {
         },
         false,
     ));
-    game.level.moves_max = 50;
-    let reply = game.step("toggle and go through red closed door 1").clone();
-    // Two steps to the door and one to open it; the remaining moves are not made.
+    game.verifier = super::original::Verifier::new(&game.level.grid, &game.level.goal);
+    (game.level.moves_max, game.moves) = (50, moves);
+    game
+}
+
+#[test]
+fn a_success_is_worth_what_the_moves_leave() {
+    let mut game = opening(0);
+    game.step("go to red closed door 1");
+    let reply = game.step("toggle").clone();
+    // Two steps to the door and one to open it.
     assert_eq!((reply.reward, reply.done), (1.0 - 0.9 * 3.0 / 50.0, true));
-    assert!(
-        reply
-            .observation
-            .contains("\n The task is completed.\nAvailable actions: [")
-    );
+    assert!(reply.observation.contains(
+        "
+ The task is completed.
+Available actions: ["
+    ));
     assert_eq!(reply.score, reply.reward);
+    // The step into the doorway counts in its place.
+    let mut game = opening(0);
+    assert_eq!(
+        game.step("toggle and go through red closed door 1").reward,
+        0.0
+    );
 }
 
 #[test]
-fn the_originals_habits_can_be_had() {
-    let late = |rules| {
-        let mut game = small_by(rules, Lock::Closed);
-        game.level.goal = mission::Goal::One(mission::Task::Open(
-            mission::Desc {
-                kind: None,
-                colour: None,
-                side: None,
-                set: vec![0],
-                walls: false,
-            },
-            false,
-        ));
-        game.level.moves_max = 50;
-        game.moves = 40;
-        let reply = game.step("toggle and go through red closed door 1").clone();
-        let again = game.step("nonsense").clone();
-        (reply, again)
-    };
-    let (reply, again) = late(ORIGINAL);
+fn a_late_success_goes_on_and_counts_again() {
+    let mut game = opening(40);
+    game.step("go to red closed door 1");
+    let reply = game.step("toggle").clone();
     assert!(!reply.done && reply.reward < 0.5 && reply.score == reply.reward);
+    let again = game.step("nonsense").clone();
     assert_eq!((again.score, again.done), (2.0 * reply.score, false));
-    let (reply, again) = late(FIXED);
-    assert!(reply.done && reply.score == reply.reward);
-    assert_eq!(again.score, reply.score);
 }
 
 #[test]
-fn an_episode_ends_at_its_limit_of_moves() {
-    let mut game = BabyaiGame::new(3, FIXED);
-    for turn in 1..=16 {
-        assert_eq!(game.step("turn left").done, turn == 16);
-    }
-    assert_eq!(game.last().score, 0.0);
-    let mut original = BabyaiGame::new(3, ORIGINAL);
-    assert!((0..200).all(|_| !original.step("turn left").done));
+fn an_episode_has_no_limit_of_moves() {
+    let mut game = BabyaiGame::new(3);
+    assert!((0..200).all(|_| !game.step("turn left").done));
 }
 
 /// What scripts/minigrid.sh compares of a world.
@@ -246,12 +166,7 @@ fn world(game: &BabyaiGame) -> String {
         Kind::Ball => 6,
         Kind::Box => 7,
     };
-    let colour = |colour| {
-        Colour::ALL
-            .iter()
-            .position(|c| *c == colour)
-            .expect("one of them")
-    };
+    let colour = |colour: Colour| colour as usize;
     let cell = |at| match grid.cell(at) {
         Cell::Empty => "1.0.0".to_owned(),
         Cell::Wall => "2.5.0".to_owned(),
@@ -274,7 +189,7 @@ fn world(game: &BabyaiGame) -> String {
     let (x, y) = grid.agent;
     format!(
         "{}\n{}\n{x} {y} {}\n{carried}\n{}",
-        game.level.goal.words(Wording::Ordered),
+        game.level.goal.words([", then ", " after you "]),
         game.level.moves_max,
         grid.facing,
         cells.join(" ")
@@ -296,7 +211,7 @@ fn two_thousand_worlds_are_minigrids() {
         assert_eq!(words.next(), Some(LEVELS[level]));
         for (seed, expected) in words.enumerate() {
             let item = (level + seed * LEVELS.len()) as u64;
-            let mut game = BabyaiGame::new(item, Rules::AgentGym);
+            let mut game = BabyaiGame::new(item);
             game.level.grid.lift_carried();
             let found = world(&game);
             compared += 1;
@@ -349,7 +264,7 @@ fn a_random_policy_succeeds_as_often_as_on_the_original() {
     for (level, count) in successes.iter_mut().enumerate() {
         for episode in 0..SEEDS * TIMES {
             let item = level as u64 + (2 + episode % SEEDS) * LEVELS.len() as u64;
-            let mut game = BabyaiGame::new(item, Rules::AgentGym);
+            let mut game = BabyaiGame::new(item);
             let mut draws = Draws::new(
                 "random policy",
                 &[&item.to_le_bytes(), &episode.to_le_bytes()],

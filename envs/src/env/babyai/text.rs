@@ -1,8 +1,8 @@
 //! The observation: the view in words, and the currently sensible actions.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use super::grid::{Cell, Grid, Kind, Lock, Pos, Primitive, Seen, beside};
+use super::grid::{Cell, Grid, Kind, Lock, Primitive, Seen};
 
 pub(crate) const CHECK: &str = "check available actions";
 
@@ -26,23 +26,11 @@ fn plain_name(grid: &Grid, thing: usize) -> String {
     format!("{} {lock}{}", thing.colour.name(), thing.kind.name())
 }
 
-/// How the things in view are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Telling {
-    /// Of two equally near, the one more straight ahead comes first; walls are named even if none
-    /// is in view.
-    AgentGym,
-    /// Of two equally near, the one more to the left comes first.
-    Before,
-}
-
-/// The things in view, nearest first, numbered among those of the same name.
-pub(crate) fn things_in_view(grid: &Grid, telling: Telling) -> Vec<Named> {
+/// The things in view, nearest first and of two equally near the one more straight ahead, numbered
+/// among those of the same name.
+pub(crate) fn things_in_view(grid: &Grid) -> Vec<Named> {
     let mut seen = grid.view();
-    match telling {
-        Telling::AgentGym => seen.sort_by_key(|seen| (seen.distance(), seen.right.abs())),
-        Telling::Before => seen.sort_by_key(Seen::distance),
-    }
+    seen.sort_by_key(|seen| (seen.distance(), seen.right.abs()));
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     seen.into_iter()
         .filter_map(|seen| {
@@ -58,8 +46,8 @@ pub(crate) fn things_in_view(grid: &Grid, telling: Telling) -> Vec<Named> {
         .collect()
 }
 
-/// The view in words.
-pub(crate) fn describe(grid: &Grid, telling: Telling) -> String {
+/// The view in words. Walls are named even if none is in view.
+pub(crate) fn describe(grid: &Grid) -> String {
     let view = grid.view();
     let mut text = String::new();
     if view.is_empty() {
@@ -67,7 +55,7 @@ pub(crate) fn describe(grid: &Grid, telling: Telling) -> String {
     } else {
         text.push_str("In front of you in this room, you can see several objects: ");
     }
-    for named in things_in_view(grid, telling) {
+    for named in things_in_view(grid) {
         let Seen { ahead, right, .. } = named.seen;
         let place = match right {
             0 => format!("right in front of you {ahead} steps away"),
@@ -79,10 +67,7 @@ pub(crate) fn describe(grid: &Grid, telling: Telling) -> String {
         };
         text.push_str(&format!("There is a {} {place}.  ", named.name));
     }
-    let walls = telling == Telling::AgentGym;
-    if walls || view.iter().any(|seen| seen.cell == Cell::Wall) {
-        text.push_str("The room has walls around you. ");
-    }
+    text.push_str("The room has walls around you. ");
     let straight = view.iter().filter(|seen| seen.right == 0);
     let facing = straight
         .filter_map(|seen| match seen.cell {
@@ -119,9 +104,8 @@ pub(crate) enum Action {
 }
 
 /// The actions that have a name now, with their texts, whether or not they can be carried out.
-/// `more`: also open boxes and close doors.
-pub(crate) fn actions(grid: &Grid, more: bool, telling: Telling) -> Vec<(String, Action)> {
-    let named = things_in_view(grid, telling);
+pub(crate) fn actions(grid: &Grid) -> Vec<(String, Action)> {
+    let named = things_in_view(grid);
     let kind = |named: &Named| grid.things[named.thing].kind;
     let mut actions = vec![
         ("turn left".to_owned(), Action::Primitive(Primitive::Left)),
@@ -146,13 +130,6 @@ pub(crate) fn actions(grid: &Grid, more: bool, telling: Telling) -> Vec<(String,
     } else {
         actions.push(("drop".to_owned(), Action::Primitive(Primitive::Drop)));
     }
-    let is_door = |thing: usize| grid.things[thing].kind == Kind::Door;
-    let is_open = |thing: usize| is_door(thing) && grid.things[thing].lock == Lock::Open;
-    let toggles = |thing| is_door(thing) && grid.opens(thing) || more && (is_box || is_open(thing));
-    let toggle = ("toggle".to_owned(), Action::Primitive(Primitive::Toggle));
-    if telling == Telling::Before && ahead.is_some_and(toggles) {
-        actions.push(toggle.clone());
-    }
     for named in named.iter().filter(|named| kind(named) == Kind::Door) {
         let (name, thing) = (&named.name, named.thing);
         actions.push(match grid.things[thing].lock {
@@ -162,8 +139,8 @@ pub(crate) fn actions(grid: &Grid, more: bool, telling: Telling) -> Vec<(String,
                 Action::ToggleThrough(thing),
             ),
         });
-        if telling == Telling::AgentGym && ahead == Some(thing) && toggles(thing) {
-            actions.push(toggle.clone());
+        if ahead == Some(thing) && grid.opens(thing) {
+            actions.push(("toggle".to_owned(), Action::Primitive(Primitive::Toggle)));
         }
     }
     for named in &named {
@@ -171,38 +148,4 @@ pub(crate) fn actions(grid: &Grid, more: bool, telling: Telling) -> Vec<(String,
     }
     actions.push((CHECK.to_owned(), Action::Check));
     actions
-}
-
-/// The fewest moves that bring the agent in front of a cell, facing it, by breadth-first search
-/// over cells and directions. `None` if there is no way.
-pub(crate) fn way_to(grid: &Grid, target: Pos) -> Option<Vec<Primitive>> {
-    let start = (grid.agent, grid.facing);
-    let mut before = BTreeMap::from([(start, None)]);
-    let mut open = VecDeque::from([start]);
-    while let Some(state @ (at, facing)) = open.pop_front() {
-        let front = beside(at, facing);
-        if front == Some(target) {
-            let mut way = Vec::new();
-            let mut state = state;
-            while let Some(Some((earlier, primitive))) = before.get(&state) {
-                way.push(*primitive);
-                state = *earlier;
-            }
-            way.reverse();
-            return Some(way);
-        }
-        let forward = front.filter(|front| grid.passable(*front));
-        let next = [
-            Some((at, (facing + 3) % 4)).zip(Some(Primitive::Left)),
-            Some((at, (facing + 1) % 4)).zip(Some(Primitive::Right)),
-            forward.map(|to| ((to, facing), Primitive::Forward)),
-        ];
-        for (to, primitive) in next.into_iter().flatten() {
-            before.entry(to).or_insert_with(|| {
-                open.push_back(to);
-                Some((state, primitive))
-            });
-        }
-    }
-    None
 }

@@ -3,8 +3,6 @@
 //! A position is (row, column), both from 0 at the top left. A game's number is the index of its
 //! start in a list of the free cells; the last one is the goal itself.
 
-use crate::builtin::options::RulesVersion;
-
 /// `#` is wall, `.` free, `G` the goal.
 const CELLS: [&str; 10] = [
     "#############",
@@ -93,12 +91,6 @@ const STARTS: [Position; 26] = [
     GOAL,
 ];
 
-/// The free cells row by row: where the games of the rules of before begin.
-fn free_cells() -> Vec<Position> {
-    let all = (0..CELLS.len()).flat_map(|row| (0..CELLS[0].len()).map(move |column| (row, column)));
-    all.filter(|at| cell(*at) != b'#').collect()
-}
-
 fn beside((row, column): Position, down: isize, right: isize) -> Position {
     // Free cells are never on the border, so a step never leaves the grid.
     let moved = |value: usize, by: isize| value.saturating_add_signed(by);
@@ -107,15 +99,11 @@ fn beside((row, column): Position, down: isize, right: isize) -> Position {
 
 impl Maze {
     /// The game with this number; negative numbers count from the end.
-    pub(crate) fn start(game: i64, rules: RulesVersion) -> Result<Self, NoGame> {
-        let cells = match rules {
-            RulesVersion::One => free_cells(),
-            RulesVersion::Two => STARTS.to_vec(),
-        };
-        let count = cells.len() as i64;
+    pub(crate) fn start(game: i64) -> Result<Self, NoGame> {
+        let count = STARTS.len() as i64;
         let index = if game < 0 { game + count } else { game };
         let index = usize::try_from(index).map_err(|_| NoGame::Unknown)?;
-        let at = *cells.get(index).ok_or(NoGame::Unknown)?;
+        let at = *STARTS.get(index).ok_or(NoGame::Unknown)?;
         if cell(at) == b'G' {
             return Err(NoGame::OnGoal);
         }
@@ -187,21 +175,17 @@ mod tests {
     use super::*;
 
     fn start(game: i64) -> Result<Maze, NoGame> {
-        Maze::start(game, RulesVersion::Two)
+        Maze::start(game)
     }
 
-    /// Both orders have every free cell once, and the goal last.
     #[test]
-    fn orders_differ_and_cells_do_not() {
+    fn games_begin_on_every_free_cell_once() {
+        let all =
+            (0..CELLS.len()).flat_map(|row| (0..CELLS[0].len()).map(move |column| (row, column)));
+        let free: Vec<Position> = all.filter(|at| cell(*at) != b'#').collect();
         let mut starts = STARTS.to_vec();
-        assert_eq!(starts.last(), free_cells().last());
-        assert_ne!(starts, free_cells());
         starts.sort_unstable();
-        assert_eq!(starts, free_cells());
-        for game in 0..25 {
-            let before = Maze::start(game, RulesVersion::One).expect("a game");
-            assert_eq!(before.at, free_cells()[game as usize]);
-        }
+        assert_eq!(starts, free);
     }
 
     #[test]

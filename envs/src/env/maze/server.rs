@@ -3,7 +3,6 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::builtin::options::RulesVersion;
 use crate::env::maze::game::{Maze, MazeReply, NoGame};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
@@ -11,7 +10,6 @@ use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{reset, step};
 
 pub(crate) struct MazeServer {
-    rules: RulesVersion,
     sessions: Sessions<Option<Play>>,
 }
 
@@ -22,9 +20,8 @@ struct Play {
 }
 
 impl MazeServer {
-    pub(crate) fn new(rules: RulesVersion, options: &ServerOptions) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         Self {
-            rules,
             sessions: Sessions::new(options),
         }
     }
@@ -32,26 +29,24 @@ impl MazeServer {
     fn reset(&self, asked: &Asked<'_>) -> Answer {
         let (id, game) = reset(&asked.fields()?, "id", "game")?;
         let number = game.to_string().parse().unwrap_or(i64::MAX);
-        Ok(self
-            .sessions
-            .answer(&id, |play| match Maze::start(number, self.rules) {
-                Ok(maze) => {
-                    let observation = maze.observation();
-                    let last = MazeReply {
-                        observation: observation.clone(),
-                        reward: 0.0,
-                        done: false,
-                    };
-                    *play = Some(Play { maze, last });
-                    json!({ "observation": observation })
-                }
-                // The original asserts, without a message, that a game does not start at the goal.
-                Err(NoGame::OnGoal) => json!({"error": ""}),
-                Err(NoGame::Unknown) if game.negative => {
-                    json!({"error": "list index out of range"})
-                }
-                Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
-            }))
+        Ok(self.sessions.answer(&id, |play| match Maze::start(number) {
+            Ok(maze) => {
+                let observation = maze.observation();
+                let last = MazeReply {
+                    observation: observation.clone(),
+                    reward: 0.0,
+                    done: false,
+                };
+                *play = Some(Play { maze, last });
+                json!({ "observation": observation })
+            }
+            // The original asserts, without a message, that a game does not start at the goal.
+            Err(NoGame::OnGoal) => json!({"error": ""}),
+            Err(NoGame::Unknown) if game.negative => {
+                json!({"error": "list index out of range"})
+            }
+            Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
+        }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Answer {

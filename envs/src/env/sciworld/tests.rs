@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::gateway::Reply;
 use super::simulator::{Launch, Simulator};
-use crate::builtin::{self, RulesVersion};
+use crate::builtin;
 use crate::doctor::{DoctorOptions, Verdict, examine};
 use crate::server::ServerHandle;
 use crate::spec::spec;
@@ -50,7 +50,7 @@ fn no_java_and_no_jar_are_named() {
         message.contains("opened no gateway with x.jar") && message.contains("1.2.3"),
         "{message}"
     );
-    let parse = |address: &str| builtin::parse(address, RulesVersion::default());
+    let parse = |address: &str| builtin::parse(address);
     let missing = parse("builtin:sciworld?jar=/nowhere/x.jar").expect("an address");
     let message = missing.source.check_files().unwrap_err().to_string();
     assert!(
@@ -76,7 +76,7 @@ async fn an_address_runs_no_file_but_the_published_one() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "another program").unwrap();
     let address = format!("builtin:sciworld?jar={}", file.path().display());
-    let started = builtin::start(&address, RulesVersion::default()).await;
+    let started = builtin::start(&address).await;
     let message = started.err().expect("refused").to_string();
     assert!(message.contains("no other program is run"), "{message}");
 }
@@ -89,7 +89,7 @@ fn jar() -> PathBuf {
 
 async fn server(more: &str) -> ServerHandle {
     let address = format!("builtin:sciworld?jar={}{more}", jar().display());
-    let started = builtin::start(&address, RulesVersion::default());
+    let started = builtin::start(&address);
     started.await.expect("a server")
 }
 

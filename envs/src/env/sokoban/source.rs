@@ -206,7 +206,7 @@ mod tests {
             ("builtin:sokoban?boxes=4", "expected 1 to 3"),
             ("builtin:sokoban?actions=9", "expected 10 to 100"),
         ] {
-            let message = crate::builtin::parse(address, Default::default())
+            let message = crate::builtin::parse(address)
                 .expect_err(address)
                 .to_string();
             assert!(message.contains(words), "{message}");

@@ -155,7 +155,7 @@ mod tests {
     #[tokio::test]
     async fn an_address_selects_the_tasks_that_a_server_plays() {
         let address = "builtin:toolbox?seed=5&terms=4";
-        let server = crate::builtin::start(address, Default::default());
+        let server = crate::builtin::start(address);
         let server = server.await.expect("a port");
         let http = crate::http_client(&server.url).build().expect("a client");
         let asked = |path: &str, body: &str| {
@@ -175,7 +175,7 @@ mod tests {
     fn wrong_options_are_named() {
         for address in ["terms=0", "terms=2-5", "terms=3-2", "terms=all"] {
             let address = format!("builtin:toolbox?{address}");
-            let refused = crate::builtin::parse(&address, Default::default());
+            let refused = crate::builtin::parse(&address);
             let message = refused.expect_err(&address).to_string();
             assert!(message.contains(TERMS_EXPECTED), "{message}");
         }

@@ -209,7 +209,7 @@ pub const KEYS: &[KeySpec] = &[
     bind("actor_rollout_ref.agentgym.env_addr", "builtin", "URL of its server, or builtin"),
     id("actor_rollout_ref.agentgym.envs", "{}", "further environments: name: {task_name, env_addr} and limits of their own: {max_rounds, max_tokens}"),
     option("actor_rollout_ref.agentgym.specs", "[]", "files that describe environments of one's own (docs/environments.md); the plan holds what they say"),
-    option("actor_rollout_ref.agentgym.rules", "2", "rules of the built-in games. 2: BabyAI and the maze are AgentGym's, item by item; 1: those of before")
+    option("actor_rollout_ref.agentgym.rules", "2", "rules of the built-in games: BabyAI and the maze are AgentGym's, item by item. Only version 0.3 plays others")
         .within(whole(1, 2, "these are all")).older("1"),
     bind("actor_rollout_ref.agentgym.max_retries", "10", "tries to open an episode").within(whole(0, MILLION, ANY)),
     bind("actor_rollout_ref.agentgym.sessions_max", "null", "sessions that each worker has open at one address at a time; default: one for each episode that it plays")

@@ -130,7 +130,7 @@ async fn calls_go_on_from_wherever_the_tape_ends() {
 #[test]
 fn demonstrations_are_told_as_episodes_are() {
     let policy = calling_policy();
-    let source = agentgym_envs::builtin::parse("builtin:toolbox", Default::default());
+    let source = agentgym_envs::builtin::parse("builtin:toolbox");
     let solver = source.unwrap().source.solver("wander=30").unwrap();
     let shown = solver.demonstrate(3, "Act.").unwrap();
     let chat = policy

@@ -5,7 +5,7 @@
 
 use super::held_out::{held_out, split_key};
 use crate::demonstrations::{Conversation, Encoded, Line, Shown, parse_file};
-use crate::environments::rules;
+use crate::environments::tasks;
 use crate::stages::artifacts::read;
 use crate::{Error, Result};
 use agentgym_envs::builtin;
@@ -457,8 +457,8 @@ fn solver(
         )));
     }
     let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
-    let solver = builtin::parse(&declared.env_addr, rules(plan)?)
-        .and_then(|address| address.source.solver(style.unwrap_or_default()))
+    let solver = tasks(plan, &declared.env_addr)?
+        .solver(style.unwrap_or_default())
         .map_err(|e| Error::stage(format!("{key}: {e}")))?;
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let (opening, instruction) = gym.opening_of(known.instruction);
