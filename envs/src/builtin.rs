@@ -14,12 +14,14 @@ pub(crate) mod registered;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use clap::FromArgMatches;
+
 use crate::demonstration::Solver;
 use crate::env::{babyai, maze, sciworld, searchqa, sokoban, textcraft, toolbox, wordle};
 use crate::error::EnvError;
 use crate::replica::Replica;
 use crate::server::{ServerHandle, ServerOptions, serve};
-use options::AddressOptions;
+pub use options::Limits;
 pub use registered::{ArgumentError, Registered};
 use registered::{OpenSolver, Tasks};
 
@@ -146,28 +148,35 @@ impl BuiltinTasks {
 pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     let rest = address.strip_prefix(SCHEME).unwrap_or_default();
     let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut options = AddressOptions::new(address, query);
-    if !address.starts_with(SCHEME) {
-        return Err(options.bad(format!("it does not begin with {SCHEME:?}")));
-    }
-    let row = ALL.iter().find(|row| row.addresses.contains(&name));
-    let row = row.ok_or_else(|| {
-        let known = ALL.iter().flat_map(|row| row.addresses);
-        let known: Vec<&str> = known.copied().filter(|name| !name.is_empty()).collect();
-        options.bad(format!("{name:?} is not one of {}", known.join(", ")))
-    })?;
-    let tasks = (row.from_address)(name, &mut options)?;
-    let limits = ServerOptions::default();
-    // Each start picks a new port, so session numbers may begin with 0.
-    let limits = ServerOptions {
-        session_ttl_s: options.number("ttl_s", limits.session_ttl_s)?,
-        sessions_max: options.number("sessions_max", limits.sessions_max as u64)? as usize,
-        first_id: limits.first_id,
+    let bad = |problem: String| EnvError::Address {
+        address: address.to_owned(),
+        problem,
     };
-    options.none_left()?;
+    if !address.starts_with(SCHEME) {
+        return Err(bad(format!("it does not begin with {SCHEME:?}")));
+    }
+    let mut all = ALL
+        .iter()
+        .flat_map(|row| row.addresses.iter().map(move |form| (row, form)));
+    let (row, form) = all.find(|(_, form)| form.suffix == name).ok_or_else(|| {
+        let known = ALL.iter().flat_map(|row| row.addresses);
+        let known: Vec<&str> = known
+            .map(|form| form.suffix)
+            .filter(|s| !s.is_empty())
+            .collect();
+        bad(format!("{name:?} is not one of {}", known.join(", ")))
+    })?;
+    let matches = form.read(query, row.arguments).map_err(bad)?;
+    let tasks = (row.from_address)(&matches).map_err(|e| bad(e.to_string()))?;
+    let limits = Limits::from_arg_matches(&matches).map_err(|e| bad(e.to_string()))?;
     Ok(BuiltinAddress {
         source: BuiltinTasks { row, tasks },
-        options: limits,
+        // Each start picks a new port, so session numbers may begin with 0.
+        options: ServerOptions {
+            session_ttl_s: limits.ttl_s,
+            sessions_max: limits.sessions_max,
+            ..ServerOptions::default()
+        },
     })
 }
 
@@ -217,7 +226,7 @@ mod tests {
         };
         all_differ(ALL.iter().map(|row| row.port.to_string()).collect());
         let addresses = ALL.iter().flat_map(|row| row.addresses);
-        all_differ(addresses.map(|name| (*name).to_owned()).collect());
+        all_differ(addresses.map(|form| form.suffix.to_owned()).collect());
         let spec = |row: &Registered| crate::spec::spec(row.spec.name).map(|spec| spec.name);
         for row in &ALL {
             assert_eq!(spec(row).expect("listed"), row.spec.name);
@@ -232,16 +241,25 @@ mod tests {
                 "builtin?depths=1",
                 "unknown option \"depths\"; known here: distractors",
             ),
-            ("builtin:folder", "option \"path\" is needed"),
+            ("builtin:folder", "option \"path\" is needed: A folder"),
             (
                 "builtin:worlds?depths=deep",
                 "option \"depths\" is \"deep\"",
             ),
             ("builtin:worlds?depths=0-3", "depths 0-3 are not possible"),
             ("builtin?ttl_s=soon", "option \"ttl_s\" is \"soon\""),
-            ("builtin:searchqa?corpus=a", "belong together"),
-            ("builtin:searchqa?uncased=a", "expected false or true"),
+            (
+                "builtin:searchqa?corpus=a",
+                "option \"questions\" is needed",
+            ),
+            ("builtin:searchqa?uncased=a", "expected true or false"),
             ("builtin:maze?seed=1", "unknown option \"seed\""),
+            (
+                "builtin:sokoban?boxes=1&boxes=2",
+                "'--boxes <BOXES>' cannot be used multiple times",
+            ),
+            ("builtin:worlds?words=long", "expected lexicon or wide"),
+            ("builtin:worlds?worlds=1", "unknown option \"worlds\""),
             ("builtin:babyai?seed=1", "unknown option \"seed\""),
         ] {
             let message = parse(address).expect_err(address).to_string();

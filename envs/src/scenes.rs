@@ -23,7 +23,7 @@ pub fn scenes(kind: &str, address: &str, played: &PlayedTask<'_>) -> Result<Scen
     let row = builtin::ALL.iter().find(|row| row.spec.name == spec.name);
     let row = row.ok_or_else(|| format!("{} is not a game of this program", spec.name))?;
     // Another server of the same kind may have the same tasks; the observations will tell.
-    let own = format!("builtin{}", row.addresses[0]);
+    let own = format!("builtin{}", row.addresses[0].suffix);
     let address = match builtin::is_builtin(address) {
         true => address,
         false => &own,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use agentgym_envs::builtin::{self, BuiltinTasks, Registered};
+use agentgym_envs::builtin::{self, BuiltinTasks, Limits, Registered};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::server::ServerOptions;
@@ -85,12 +85,8 @@ struct Listen {
     /// Port to listen on; 0 picks a free one.
     #[arg(long)]
     port: Option<u16>,
-    /// Close sessions that are unused for this many seconds.
-    #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
-    ttl_s: u64,
-    /// Largest number of open sessions.
-    #[arg(long, default_value_t = ServerOptions::default().sessions_max)]
-    sessions_max: usize,
+    #[command(flatten)]
+    limits: Limits,
 }
 
 /// The subcommands: a server for each environment, then the tools. `demos` also has TextCraft's
@@ -132,8 +128,8 @@ async fn listen(row: &'static Registered, matches: &ArgMatches) -> Result<()> {
         eprintln!("reading the corpus: {} of {} MiB", done >> 20, total >> 20);
     };
     let options = ServerOptions {
-        session_ttl_s: listen.ttl_s,
-        sessions_max: listen.sessions_max,
+        session_ttl_s: listen.limits.ttl_s,
+        sessions_max: listen.limits.sessions_max,
         // Numbers that no earlier process has used: a client of that process must not reach another
         // client's session by its own number.
         first_id: unix_ms(),

@@ -1,106 +1,148 @@
-//! The options of a built-in address.
+//! The options of a built-in address. They are read by the grammar of the environment's command line:
+//! `?boxes=2&top_k=3` is `--boxes=2 --top-k=3`, so that ranges and defaults stand once.
 
+use std::error::Error;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-use crate::error::EnvError;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Args, Command};
 
-/// Name and value pairs after the question mark, consumed one by one.
-pub(crate) struct AddressOptions<'a> {
-    address: &'a str,
-    pairs: Vec<(String, String)>,
-    known: Vec<&'static str>,
+use crate::server::ServerOptions;
+
+/// Limits of a server.
+#[derive(Args)]
+pub struct Limits {
+    /// Close sessions that are unused for this many seconds.
+    #[arg(long, default_value_t = ServerOptions::default().session_ttl_s, value_parser = number::<u64>)]
+    pub ttl_s: u64,
+    /// Largest number of open sessions.
+    #[arg(long, default_value_t = ServerOptions::default().sessions_max, value_parser = number::<usize>)]
+    pub sessions_max: usize,
 }
 
-impl<'a> AddressOptions<'a> {
-    pub(crate) fn new(address: &'a str, query: &str) -> Self {
-        let pairs = url::form_urlencoded::parse(query.as_bytes());
+/// A form of address.
+#[derive(Debug)]
+pub(crate) struct Address {
+    /// What follows `builtin`.
+    pub(crate) suffix: &'static str,
+    /// Its options and their names on the command line; empty: all, by the same names.
+    pub(crate) options: &'static [(&'static str, &'static str)],
+    /// The word that stands for the first option where it is missing.
+    pub(crate) without: Option<&'static str>,
+}
+
+impl Address {
+    pub(crate) const fn new(suffix: &'static str) -> Self {
         Self {
-            address,
-            pairs: pairs.into_owned().collect(),
-            known: Vec::new(),
+            suffix,
+            options: &[],
+            without: None,
         }
     }
 
-    /// The error that the address has this problem.
-    pub(crate) fn bad(&self, problem: impl Into<String>) -> EnvError {
-        EnvError::Address {
-            address: self.address.to_owned(),
-            problem: problem.into(),
-        }
-    }
-
-    pub(crate) fn take(&mut self, name: &'static str) -> Option<String> {
-        self.known.push(name);
-        let at = self.pairs.iter().position(|(key, _)| key == name)?;
-        Some(self.pairs.remove(at).1)
-    }
-
-    /// Parses an option with `read`, or `default` if the option is missing.
-    pub(crate) fn read<T>(
-        &mut self,
-        name: &'static str,
-        default: &str,
-        expected: &str,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, EnvError> {
-        let text = self.take(name).unwrap_or_else(|| default.to_owned());
-        self.understood(name, &text, expected, read)
-    }
-
-    fn understood<T>(
+    /// Reads the part of an address behind the question mark. `Err` names the option, what was found and
+    /// what is accepted.
+    pub(crate) fn read(
         &self,
-        name: &str,
-        text: &str,
-        expected: &str,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, EnvError> {
-        read(text)
-            .ok_or_else(|| self.bad(format!("option {name:?} is {text:?}; expected {expected}")))
+        query: &str,
+        arguments: fn(Command) -> Command,
+    ) -> Result<ArgMatches, String> {
+        let limits = Limits::augment_args(Command::new("builtin").no_binary_name(true));
+        let mut names: Vec<(String, String)> = self
+            .options
+            .iter()
+            .map(|(name, long)| ((*name).to_owned(), (*long).to_owned()))
+            .collect();
+        if names.is_empty() {
+            names = longs(&arguments(Command::new("builtin")));
+        }
+        names.extend(longs(&limits));
+        let mut words = Vec::new();
+        let mut first_is_missing = true;
+        for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            let at = names.iter().position(|(known, _)| *known == name);
+            let at = at.ok_or_else(|| {
+                let known: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+                format!("unknown option {name:?}; known here: {}", known.join(", "))
+            })?;
+            first_is_missing &= at > 0;
+            words.push(format!("--{}={value}", names[at].1));
+        }
+        let word = self.without.filter(|_| first_is_missing);
+        words.extend(word.map(str::to_owned));
+        let mut command = arguments(limits);
+        command
+            .try_get_matches_from_mut(words)
+            .map_err(|error| problem(&error, &names, &command))
     }
+}
 
-    pub(crate) fn number(&mut self, name: &'static str, default: u64) -> Result<u64, EnvError> {
-        self.read(name, &default.to_string(), "a number", |text| {
-            text.parse().ok()
-        })
+fn longs(command: &Command) -> Vec<(String, String)> {
+    let longs = command.get_arguments().filter_map(|arg| arg.get_long());
+    longs
+        .map(|long| (long.replace('-', "_"), long.to_owned()))
+        .collect()
+}
+
+/// What clap says of a command line, in words of the address.
+fn problem(error: &clap::Error, names: &[(String, String)], command: &Command) -> String {
+    let told = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    };
+    // As in `--size <SIZE>`.
+    let shown = told(ContextKind::InvalidArg).join(" ");
+    let long = shown.split(' ').next().unwrap_or_default();
+    let long = long.trim_start_matches("--");
+    let name = names.iter().find(|(_, own)| own == long);
+    let name = name.map_or(long, |(name, _)| name);
+    let found = told(ContextKind::InvalidValue).join(" ");
+    match error.kind() {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation if !found.is_empty() => {
+            let allowed = told(ContextKind::ValidValue).join(" or ");
+            let expected = error.source().map(ToString::to_string);
+            let expected = expected.unwrap_or_else(|| format!("expected {allowed}"));
+            format!("option {name:?} is {found:?}; {expected}")
+        }
+        ErrorKind::InvalidValue | ErrorKind::MissingRequiredArgument => {
+            let arg = command
+                .get_arguments()
+                .find(|arg| arg.get_long() == Some(long));
+            let help = arg.and_then(|arg| arg.get_help()).map(ToString::to_string);
+            format!("option {name:?} is needed: {}", help.unwrap_or_default())
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.trim_start_matches("error: ").to_owned()
+        }
     }
+}
 
-    pub(crate) fn range(
-        &mut self,
-        name: &'static str,
-        default: &str,
-    ) -> Result<RangeInclusive<u32>, EnvError> {
-        self.read(name, default, "a number or a range such as 1-3", range)
-    }
+/// For options that are numbers.
+pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| "expected a number")
+}
 
-    /// One of two words; the first is the default.
-    pub(crate) fn choice<T: Copy>(
-        &mut self,
-        name: &'static str,
-        words: [(&'static str, T); 2],
-    ) -> Result<T, EnvError> {
-        let expected = words.map(|(word, _)| word).join(" or ");
-        self.read(name, words[0].0, &expected, |text| {
-            words
-                .iter()
-                .find(|(word, _)| *word == text)
-                .map(|(_, value)| *value)
-        })
-    }
-
-    /// Fails if an option is left that was not consumed.
-    pub(crate) fn none_left(&self) -> Result<(), EnvError> {
-        let known = || self.known.join(", ");
-        self.pairs.first().map_or(Ok(()), |(unknown, _)| {
-            Err(self.bad(format!(
-                "unknown option {unknown:?}; known here: {}",
-                known()
-            )))
+/// For options that are numbers of a range.
+pub(crate) fn within(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| match (range.start(), range.end()) {
+            (low, &u64::MAX) => format!("expected a number of at least {low}"),
+            (low, high) => format!("expected {low} to {high}"),
         })
     }
 }
 
-/// `2` or `1-3`.
-pub(crate) fn range(text: &str) -> Option<RangeInclusive<u32>> {
+/// For options such as `2` or `1-3`.
+pub(crate) fn range(text: &str) -> Result<RangeInclusive<u32>, &'static str> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
-    Some(low.trim().parse().ok()?..=high.trim().parse().ok()?)
+    let both = low.trim().parse().ok().zip(high.trim().parse().ok());
+    both.map(|(low, high)| low..=high)
+        .ok_or("expected a number or a range such as 1-3")
 }

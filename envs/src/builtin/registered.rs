@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use super::options::AddressOptions;
+use super::options::Address;
 use crate::demonstration::Solver;
 use crate::error::EnvError;
 use crate::replica::Replica;
@@ -62,20 +62,22 @@ pub(crate) trait BuiltIn: Tasks + Sized + 'static {
     const ABOUT: &'static str;
     /// The default port of its subcommand.
     const PORT: u16;
-    /// The suffixes of `builtin` in its addresses.
-    const ADDRESSES: &'static [&'static str];
+    /// Its addresses.
+    const ADDRESSES: &'static [Address];
     /// The options of its subcommand.
     type Arguments: Args;
 
-    /// Parses the options of an address; `name` is one of [`Self::ADDRESSES`].
-    fn from_address(name: &str, options: &mut AddressOptions) -> Result<Self, EnvError>;
-
     /// Converts the options of the subcommand.
     fn from_arguments(arguments: Self::Arguments) -> Result<Self, ArgumentError>;
+
+    /// Converts the same options of an address, which may be in a plan that another person made.
+    fn from_address(arguments: Self::Arguments) -> Result<Self, ArgumentError> {
+        Self::from_arguments(arguments)
+    }
 }
 
 /// The selected tasks.
-type Asked<E> = Result<Arc<dyn Tasks>, E>;
+type Asked = Result<Arc<dyn Tasks>, ArgumentError>;
 
 /// For subcommands without options.
 #[derive(Args)]
@@ -92,9 +94,9 @@ pub struct Registered {
     pub port: u16,
     /// Adds the options of its subcommand.
     pub arguments: fn(Command) -> Command,
-    pub(crate) addresses: &'static [&'static str],
-    pub(crate) from_address: fn(&str, &mut AddressOptions) -> Asked<EnvError>,
-    pub(crate) from_matches: fn(&ArgMatches) -> Asked<ArgumentError>,
+    pub(crate) addresses: &'static [Address],
+    pub(crate) from_address: fn(&ArgMatches) -> Asked,
+    pub(crate) from_matches: fn(&ArgMatches) -> Asked,
 }
 
 impl Registered {
@@ -105,7 +107,10 @@ impl Registered {
             port: B::PORT,
             arguments: B::Arguments::augment_args,
             addresses: B::ADDRESSES,
-            from_address: |name, options| Ok(Arc::new(B::from_address(name, options)?)),
+            from_address: |matches| {
+                let arguments = B::Arguments::from_arg_matches(matches)?;
+                Ok(Arc::new(B::from_address(arguments)?))
+            },
             from_matches: |matches| {
                 let arguments = B::Arguments::from_arg_matches(matches)?;
                 Ok(Arc::new(B::from_arguments(arguments)?))

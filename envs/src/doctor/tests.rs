@@ -31,7 +31,7 @@ async fn our_own_servers_are_healthy() {
         .iter()
         .filter(|row| row.spec.name != "sciworld");
     for row in rows {
-        let address = format!("builtin{}", row.addresses[0]);
+        let address = format!("builtin{}", row.addresses[0].suffix);
         let report = examined(&address, row.spec.name).await;
         assert_ne!(report.verdict(), Verdict::Bad, "{report}");
         assert_eq!(report.speeds.len(), 2, "{report}");

@@ -6,7 +6,7 @@ use super::demonstration::{Play, demonstration};
 use super::game::BabyaiGame;
 use super::server::Babyai;
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::Address;
 use crate::builtin::registered::{
     ArgumentError, BuiltIn, NoArguments, OpenSolver, Progress, Tasks,
 };
@@ -56,12 +56,8 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve BabyAI: goals in grids of rooms";
     const PORT: u16 = 36002;
-    const ADDRESSES: &'static [&'static str] = &[":babyai"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":babyai")];
     type Arguments = NoArguments;
-
-    fn from_address(_: &str, _: &mut AddressOptions) -> Result<Self, EnvError> {
-        Ok(Self)
-    }
 
     fn from_arguments(_: NoArguments) -> Result<Self, ArgumentError> {
         Ok(Self)

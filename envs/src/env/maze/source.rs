@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::game::Maze;
 use super::server::MazeServer;
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::Address;
 use crate::builtin::registered::{ArgumentError, BuiltIn, NoArguments, Progress, Tasks};
 use crate::error::EnvError;
 use crate::replica::Replica;
@@ -33,12 +33,8 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve the maze; the base URL for clients ends in /maze";
     const PORT: u16 = 36006;
-    const ADDRESSES: &'static [&'static str] = &[":maze"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":maze")];
     type Arguments = NoArguments;
-
-    fn from_address(_: &str, _: &mut AddressOptions) -> Result<Self, EnvError> {
-        Ok(Self)
-    }
 
     fn from_arguments(_: NoArguments) -> Result<Self, ArgumentError> {
         Ok(Self)

@@ -8,7 +8,7 @@ use clap::Args;
 use super::server::Sciworld;
 use super::simulator::{Launch, VERSION};
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::{Address, within};
 use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
 use crate::replica::Replica;
@@ -26,10 +26,10 @@ pub(crate) struct Source {
     #[arg(long, value_name = "PROGRAM", default_value = JAVA)]
     java: PathBuf,
     /// Java processes that the sessions are spread over; each steps one session at a time.
-    #[arg(long, value_name = "NUMBER", default_value_t = PROCESSES, value_parser = clap::value_parser!(u64).range(1..=256))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = within(1..=256))]
     processes: u64,
     /// Heap of each Java process, in MB; 16 of them allow a session.
-    #[arg(long, value_name = "MB", default_value_t = MEMORY_MB, value_parser = clap::value_parser!(u64).range(64..))]
+    #[arg(long, value_name = "MB", default_value_t = 512, value_parser = within(64..=u64::MAX))]
     memory_mb: u64,
     /// Run no other file than the published one: an address comes from a plan, and a plan from a store.
     #[arg(skip)]
@@ -40,8 +40,6 @@ pub(crate) struct Source {
 const JAR: &str = "f4b31addca25ce2948c01acfd20ee7511cced5f46626e40534466ffd0b4f99ef";
 
 const JAVA: &str = "java";
-const PROCESSES: u64 = 1;
-const MEMORY_MB: u64 = 512;
 
 impl Source {
     fn check_published(&self) -> Result<(), EnvError> {
@@ -103,38 +101,24 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve ScienceWorld with its own simulator, which needs Java";
     const PORT: u16 = 36003;
-    const ADDRESSES: &'static [&'static str] = &[":sciworld"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":sciworld")];
     type Arguments = Self;
-
-    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        let jar = options.take("jar").ok_or_else(|| {
-            options.bad(format!(
-                "option \"jar\" is needed: scienceworld.jar of scienceworld {VERSION} from PyPI"
-            ))
-        })?;
-        if options.take("java").is_some() {
-            return Err(options.bad(
-                "which program a worker runs is not for an address to say: have `java` on the worker's PATH, or start \
-                 `agentgym-env sciworld --java PROGRAM` yourself and give its URL"
-                    .to_owned(),
-            ));
-        }
-        Ok(Self {
-            published: true,
-            jar: jar.into(),
-            java: JAVA.into(),
-            processes: options.read("processes", "1", "1 to 256", |text| {
-                text.parse()
-                    .ok()
-                    .filter(|number| (1..=256).contains(number))
-            })?,
-            memory_mb: options.read("memory_mb", "512", "a number of at least 64", |text| {
-                text.parse().ok().filter(|number| *number >= 64)
-            })?,
-        })
-    }
 
     fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
         Ok(arguments)
+    }
+
+    fn from_address(arguments: Self) -> Result<Self, ArgumentError> {
+        if arguments.java.as_os_str() != JAVA {
+            return Err(
+                "which program a worker runs is not for an address to say: have `java` on the worker's PATH, or start \
+                 `agentgym-env sciworld --java PROGRAM` yourself and give its URL"
+                    .into(),
+            );
+        }
+        Ok(Self {
+            published: true,
+            ..arguments
+        })
     }
 }

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 
 use super::demonstration::demonstration;
 use super::scene::Desk;
 use super::server::Searchqa;
 use super::spec::SPEC;
 use super::{Library, TOP_K};
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::{Address, number};
 use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
@@ -34,10 +34,10 @@ pub(crate) struct Source {
     #[arg(long, value_name = "FILE", requires = "corpus")]
     index: Option<PathBuf>,
     /// Passages per search.
-    #[arg(long, default_value_t = TOP_K)]
+    #[arg(long, default_value_t = TOP_K, value_parser = number::<usize>)]
     top_k: usize,
     /// Show questions and passages in lower case.
-    #[arg(long)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     uncased: bool,
 }
 
@@ -110,23 +110,8 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve SearchQA: questions over a corpus, with BM25 search";
     const PORT: u16 = 36004;
-    const ADDRESSES: &'static [&'static str] = &[":searchqa"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":searchqa")];
     type Arguments = Self;
-
-    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        let corpus = options.take("corpus").map(PathBuf::from);
-        let questions = options.take("questions").map(PathBuf::from);
-        if corpus.is_some() != questions.is_some() {
-            return Err(options.bad("options \"corpus\" and \"questions\" belong together"));
-        }
-        Ok(Self {
-            corpus,
-            questions,
-            index: options.take("index").map(PathBuf::from),
-            top_k: options.number("top_k", TOP_K as u64)? as usize,
-            uncased: options.choice("uncased", [("false", false), ("true", true)])?,
-        })
-    }
 
     fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
         Ok(arguments)

@@ -11,7 +11,7 @@ use super::generator::{Kind, SIZES};
 use super::room::BOXES_MAX;
 use super::server::SokobanServer;
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::{Address, number, within};
 use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
@@ -21,7 +21,7 @@ use crate::server::http::App;
 use crate::spec::EnvSpec;
 
 /// Allowed actions per game: with fewer there are hardly any rooms with three boxes.
-const ACTIONS: RangeInclusive<usize> = 10..=100;
+const ACTIONS: RangeInclusive<u64> = 10..=100;
 
 /// Actions per turn of a demonstration: solutions of up to 10 actions fit the spec's 5 rounds.
 const TURN_ACTIONS: usize = 2;
@@ -87,13 +87,13 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "6", value_parser = |text: &str| size(text).ok_or("expected 6 to 12, or two such numbers as in 6x8"))]
     size: (usize, usize),
     /// Boxes of a room.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=BOXES_MAX as u64))]
+    #[arg(long, default_value_t = 1, value_parser = within(1..=BOXES_MAX as u64))]
     boxes: u64,
     /// Actions per game; every room can be solved in this many.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(*ACTIONS.start() as u64..=*ACTIONS.end() as u64))]
+    #[arg(long, default_value_t = 10, value_parser = within(ACTIONS))]
     actions: u64,
     /// Mixed into every room.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>)]
     seed: u64,
 }
 
@@ -108,25 +108,13 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve Sokoban: boxes that are pushed onto targets";
     const PORT: u16 = 36008;
-    const ADDRESSES: &'static [&'static str] = &[":sokoban"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":sokoban")];
     type Arguments = Arguments;
-
-    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        let expected = "6 to 12, or two such numbers as in 6x8";
-        let size = options.read("size", "6", expected, size)?;
-        let boxes = options.read("boxes", "1", "1 to 3", |text| within(text, 1..=BOXES_MAX))?;
-        let actions = options.read("actions", "10", "10 to 100", |text| within(text, ACTIONS))?;
-        Ok(Self::new(size, boxes, actions, options.number("seed", 0)?))
-    }
 
     fn from_arguments(arguments: Arguments) -> Result<Self, ArgumentError> {
         let (boxes, actions) = (arguments.boxes as usize, arguments.actions as usize);
         Ok(Self::new(arguments.size, boxes, actions, arguments.seed))
     }
-}
-
-fn within(text: &str, range: RangeInclusive<usize>) -> Option<usize> {
-    text.parse().ok().filter(|number| range.contains(number))
 }
 
 impl Source {

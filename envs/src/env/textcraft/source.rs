@@ -1,5 +1,6 @@
 //! The source of tasks: an address or the options of the subcommand.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::task::Tasks;
 use super::words::Vocabulary;
 use super::world::DISTRACTORS_MAX;
 use super::worlds::Worlds;
-use crate::builtin::options::{AddressOptions, range};
+use crate::builtin::options::{Address, number, range};
 use crate::builtin::registered::{self, ArgumentError, BuiltIn, OpenSolver, Progress};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
@@ -144,69 +145,59 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", requires = "recipes")]
     order: Option<PathBuf>,
     /// Most distractor lines per task.
-    #[arg(long, default_value_t = DISTRACTORS_MAX, conflicts_with = "worlds")]
+    #[arg(long, default_value_t = DISTRACTORS_MAX, value_parser = number::<usize>, conflicts_with = "worlds")]
     distractors: usize,
     /// Generated worlds of these depths, such as 1-3; a task's id is its seed.
-    #[arg(long, value_name = "DEPTHS")]
-    worlds: Option<String>,
+    #[arg(long, value_name = "DEPTHS", value_parser = range)]
+    worlds: Option<RangeInclusive<u32>>,
     /// Lines per generated world.
-    #[arg(long, default_value = "4-8", requires = "worlds")]
-    lines: String,
-    /// Invent new words for each generated world.
-    #[arg(long, requires = "worlds")]
-    wide_words: bool,
+    #[arg(long, default_value = "4-8", value_parser = range, requires = "worlds")]
+    lines: RangeInclusive<u32>,
+    /// The words of generated worlds: of our list, or new ones for each world.
+    #[arg(long, value_enum, default_value_t = Vocabulary::Lexicon, requires = "worlds")]
+    words: Vocabulary,
 }
+
+/// The plain address.
+const TABLE: Address = Address {
+    suffix: "",
+    options: &[("distractors", "distractors")],
+    without: None,
+};
 
 impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve TextCraft over HTTP until interrupted";
     const PORT: u16 = 36001;
-    const ADDRESSES: &'static [&'static str] = &["", ":table", ":worlds", ":folder"];
+    const ADDRESSES: &'static [Address] = &[
+        TABLE,
+        Address {
+            suffix: ":table",
+            ..TABLE
+        },
+        Address {
+            suffix: ":worlds",
+            options: &[("depths", "worlds"), ("lines", "lines"), ("words", "words")],
+            without: Some("--worlds=1-3"),
+        },
+        Address {
+            suffix: ":folder",
+            options: &[
+                ("path", "recipes"),
+                ("order", "order"),
+                ("distractors", "distractors"),
+            ],
+            without: Some("--recipes"),
+        },
+    ];
     type Arguments = Arguments;
-
-    fn from_address(name: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        if name == ":worlds" {
-            let depths = options.range("depths", "1-3")?;
-            let lines = options.range("lines", "4-8")?;
-            let words = [("lexicon", Vocabulary::Lexicon), ("wide", Vocabulary::Wide)];
-            let vocabulary = options.choice("words", words)?;
-            let worlds = Worlds::new(depths, lines)?;
-            return Ok(Self::Worlds(worlds.with_vocabulary(vocabulary)));
-        }
-        let folder = match name {
-            ":folder" => {
-                let path = options.take("path").map(PathBuf::from);
-                let path = path.ok_or_else(|| options.bad("option \"path\" is needed"))?;
-                Some((path, options.take("order").map(PathBuf::from)))
-            }
-            _ => None,
-        };
-        let distractors_max = options.number("distractors", DISTRACTORS_MAX as u64)? as usize;
-        Ok(match folder {
-            None => Self::Table { distractors_max },
-            Some((path, order)) => Self::Folder {
-                path,
-                order,
-                distractors_max,
-            },
-        })
-    }
 
     fn from_arguments(arguments: Arguments) -> Result<Self, ArgumentError> {
         let distractors_max = arguments.distractors;
-        let read = |option: &str, text: &str, example: &str| {
-            range(text)
-                .ok_or_else(|| format!("{option} {text}: expected a range such as {example}"))
-        };
         Ok(match (arguments.worlds, arguments.recipes) {
             (Some(depths), _) => {
-                let depths = read("--worlds", &depths, "1-3")?;
-                let lines = read("--lines", &arguments.lines, "4-8")?;
-                let vocabulary = match arguments.wide_words {
-                    true => Vocabulary::Wide,
-                    false => Vocabulary::Lexicon,
-                };
-                Self::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
+                let worlds = Worlds::new(depths, arguments.lines)?;
+                Self::Worlds(worlds.with_vocabulary(arguments.words))
             }
             (None, Some(path)) => Self::Folder {
                 path,

@@ -42,7 +42,7 @@ pub fn lexicon() -> &'static [String] {
 }
 
 /// The source of a world's words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Vocabulary {
     /// The fixed list of [`lexicon`]: a trained tokenizer usually has one token per word.
     #[default]

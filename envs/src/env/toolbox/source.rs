@@ -9,7 +9,7 @@ use super::demonstration::{Play, demonstration};
 use super::game::TERMS;
 use super::server::ToolboxServer;
 use super::spec::SPEC;
-use crate::builtin::options::{AddressOptions, range};
+use crate::builtin::options::{Address, number, range};
 use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
@@ -18,8 +18,7 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-const TERMS_DEFAULT: &str = "1-3";
-const TERMS_EXPECTED: &str = "a number from 1 to 4 or a range such as 1-3";
+const EXPECTED: &str = "expected a number from 1 to 4 or a range such as 1-3";
 
 /// Every task is a function of its id and these values.
 #[derive(Clone, Debug)]
@@ -69,33 +68,26 @@ impl Solver for Calculates {
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Numbers that a task begins with, from 1 to 4, such as 2 or 1-3.
-    #[arg(long, default_value = TERMS_DEFAULT, value_parser = |text: &str| terms(text).ok_or(TERMS_EXPECTED))]
+    #[arg(long, default_value = "1-3", value_parser = terms)]
     terms: RangeInclusive<u32>,
     /// Mixed into every task.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>)]
     seed: u64,
 }
 
-fn terms(text: &str) -> Option<RangeInclusive<u32>> {
+fn terms(text: &str) -> Result<RangeInclusive<u32>, &'static str> {
     let within = |terms: &RangeInclusive<u32>| {
         !terms.is_empty() && TERMS.contains(terms.start()) && TERMS.contains(terms.end())
     };
-    range(text).filter(within)
+    range(text).ok().filter(within).ok_or(EXPECTED)
 }
 
 impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve a store and a calculator that are used by calls of tools";
     const PORT: u16 = 36009;
-    const ADDRESSES: &'static [&'static str] = &[":toolbox"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":toolbox")];
     type Arguments = Arguments;
-
-    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        Ok(Self {
-            terms: options.read("terms", TERMS_DEFAULT, TERMS_EXPECTED, terms)?,
-            seed: options.number("seed", 0)?,
-        })
-    }
 
     fn from_arguments(arguments: Arguments) -> Result<Self, ArgumentError> {
         let Arguments { seed, terms } = arguments;
@@ -177,7 +169,7 @@ mod tests {
             let address = format!("builtin:toolbox?{address}");
             let refused = crate::builtin::parse(&address);
             let message = refused.expect_err(&address).to_string();
-            assert!(message.contains(TERMS_EXPECTED), "{message}");
+            assert!(message.contains(EXPECTED), "{message}");
         }
         let source = Source {
             seed: 0,

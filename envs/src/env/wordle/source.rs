@@ -9,7 +9,7 @@ use super::game::{Wordle, Words};
 use super::scene::Board;
 use super::server::WordleServer;
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
+use crate::builtin::options::{Address, number};
 use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
 use crate::files::read_text;
@@ -22,7 +22,7 @@ use crate::spec::EnvSpec;
 #[derive(Args, Debug)]
 pub(crate) struct Source {
     /// Mixed into every game.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>)]
     seed: u64,
     /// A list of words of five letters, one on each line, in place of our own forty.
     #[arg(long, value_name = "FILE")]
@@ -66,15 +66,8 @@ impl BuiltIn for Source {
     const SPEC: &'static EnvSpec = &SPEC;
     const ABOUT: &'static str = "Serve Wordle; the base URL for clients ends in /wordle";
     const PORT: u16 = 36007;
-    const ADDRESSES: &'static [&'static str] = &[":wordle"];
+    const ADDRESSES: &'static [Address] = &[Address::new(":wordle")];
     type Arguments = Self;
-
-    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        Ok(Self {
-            seed: options.number("seed", 0)?,
-            words: options.take("words").map(PathBuf::from),
-        })
-    }
 
     fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
         Ok(arguments)
