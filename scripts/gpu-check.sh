@@ -11,7 +11,7 @@
 #                       torch:bf16 resume:bf16
 # Call 2, does it carry weight? (3b)  machine ceilings agree:bf16 speed:bf16 torch:bf16 ncu:bf16
 #                       learn:f32 learn:bf16
-# Call 3, the proof     machine ceilings first tests agree:bf16 speed:bf16 iteration:bf16 amx
+# Call 3, the proof     machine ceilings first tests agree:bf16 speed:bf16 iteration:bf16
 #
 # Each section has a limit of time. Its word in the table is ok, FAILED, HUNG (stopped at its limit),
 # no room, not here (this machine lacks what it needs) or skipped. Table and logs go to $OUT (default:
@@ -46,7 +46,6 @@ limits() {
     first) echo 30 tests ;;
     tests) echo 105 tests ;;
     candle) echo 120 tests ;;
-    amx) echo 25 tests ;;
     memcheck) echo 60 sanitizer ;;
     racecheck) echo 45 sanitizer ;;
     agree) [ "$SHAPE" = 3b ] && echo 70 agree || echo 40 agree ;;
@@ -70,7 +69,7 @@ of_call() {
   case "$1" in
     1) echo machine probe first tests agree:bf16 memcheck racecheck agree:f32 speed:bf16 torch:bf16 resume:bf16 ;;
     2) echo machine ceilings agree:bf16 speed:bf16 torch:bf16 ncu:bf16 learn:f32 learn:bf16 ;;
-    3) echo machine ceilings first tests agree:bf16 speed:bf16 iteration:bf16 amx ;;
+    3) echo machine ceilings first tests agree:bf16 speed:bf16 iteration:bf16 ;;
   esac
 }
 
@@ -223,7 +222,6 @@ P
       ldd --version | sed -n 1p
       df -h . /dev/shm "$WORK" || true
       grep -m 1 'model name' /proc/cpuinfo || true
-      grep -o -m 1 -w -E 'amx_bf16' /proc/cpuinfo || echo "no AMX"
       echo "result: $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null || echo no GPU), $(nproc) cores, $(df --output=avail -BG "$WORK" | tail -n 1 | tr -d ' ') free in $WORK"
       ;;
     probe) python3 tools/gpu_probe.py --device "$DEVICE" --ceilings "$WORK/ceilings" --seconds 60 ;;
@@ -246,7 +244,6 @@ P
       [ -x bin/candle-tests ] || not_here "the kit was packed without nvcc"
       AGENTGYM_TEST_GPU="${DEVICE#cuda:}" bin/candle-tests foreign::
       ;;
-    amx) bin/model-tests --nocapture kernels::bf16 ;;
     memcheck | racecheck)
       tool compute-sanitizer
       # initcheck is left out: rows that pad a tile are never written, and it would complain of them.

@@ -73,11 +73,11 @@ pub struct Global {
     )]
     pub queue: Option<String>,
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one;
-    /// cpu:avx512 for bf16 without AMX
+    /// cpu:avx512 is cpu for bf16 alone
     #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
     /// What products read: f32, or bf16, which is faster and less exact, on a GPU or a processor
-    /// with AMX or AVX-512 BF16. Given to export or import: the number format of the weights that it writes
+    /// with AVX-512 BF16. Given to export or import: the number format of the weights that it writes
     #[arg(
         long,
         global = true,

@@ -112,9 +112,6 @@ pub async fn run_worker(
         }
         name => Device::parse(name, options.dtype)?,
     };
-    if let Some(note) = device.note() {
-        tracing::warn!("{note}");
-    }
     let device_name = match options.device.as_str() {
         "auto" if device.numeric_class().starts_with("cuda") => "cuda:0",
         "auto" => "cpu",

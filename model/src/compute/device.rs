@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::gpu::{self, Gpu};
-use crate::kernels::bf16::{self, Unit};
+use crate::kernels::bf16;
 use crate::{Error, Result};
 
 /// What a GPU's memory was used for.
@@ -20,8 +20,8 @@ pub struct Device(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// By own kernels with a fixed order of operations, with products in f32, or in bf16 by a unit.
-    Cpu(Option<Unit>),
+    /// By own kernels with a fixed order of operations, with products in this type.
+    Cpu(Dtype),
     /// One of this machine's, and its number there.
     Gpu(
         Gpu,
@@ -36,7 +36,7 @@ enum Kind {
 impl Device {
     /// The CPU, in f32.
     pub fn cpu() -> Self {
-        Device(Kind::Cpu(None))
+        Device(Kind::Cpu(Dtype::F32))
     }
 
     /// The CPU with products in `dtype`, if it has instructions for them.
@@ -44,32 +44,16 @@ impl Device {
     /// # Errors
     /// It has none.
     fn cpu_in(dtype: Dtype) -> Result<Self, String> {
-        // In f32 the kernel is not asked for AMX.
-        if dtype == Dtype::F32 {
-            return Ok(Device::cpu());
-        }
-        let why = match (Unit::best(), bf16::refusal()) {
-            (Some(unit), _) => return Ok(Device(Kind::Cpu(Some(unit)))),
-            (None, Some(why)) => format!("AVX-512 BF16, and its AMX is not used: {why}"),
-            (None, None) => "instructions for bf16 (AVX-512 BF16 or AMX)".to_owned(),
-        };
-        Err(format!("the processor has no {why}; use \"f32\""))
-    }
-
-    /// The CPU with products in bf16 by AVX-512, whatever else it has.
-    ///
-    /// # Errors
-    /// It has no such instructions, or products are not to be in bf16.
-    fn avx512(dtype: Dtype) -> Result<Self, String> {
         match dtype {
-            Dtype::Bf16 if bf16::has_vectors() => Ok(Device(Kind::Cpu(Some(Unit::Vectors)))),
-            Dtype::Bf16 => Err("the processor has no AVX-512 BF16; use \"cpu\"".to_owned()),
-            Dtype::F32 => Err("it is for products in bf16; use \"cpu\"".to_owned()),
+            Dtype::Bf16 if !bf16::has_vectors() => Err(
+                "the processor has no instructions for bf16 (AVX-512 BF16); use \"f32\"".to_owned(),
+            ),
+            _ => Ok(Device(Kind::Cpu(dtype))),
         }
     }
 
-    /// Parses `cpu`, `cuda:N`, or `auto` for [`Device::auto`]; products are computed in `dtype`. `cpu`
-    /// in bf16 is the processor's AMX where it may be used, `cpu:avx512` never.
+    /// Parses `cpu`, `cuda:N`, or `auto` for [`Device::auto`]; products are computed in `dtype`.
+    /// `cpu:avx512` is `cpu`, for bf16 alone.
     ///
     /// # Errors
     /// The name is none of these, the GPU cannot be used, or the CPU does not compute in `dtype`;
@@ -80,8 +64,10 @@ impl Device {
             message,
         };
         match name {
-            "cpu" => return Device::cpu_in(dtype).map_err(bad),
-            "cpu:avx512" => return Device::avx512(dtype).map_err(bad),
+            "cpu:avx512" if dtype == Dtype::F32 => {
+                return Err(bad("it is for products in bf16; use \"cpu\"".to_owned()));
+            }
+            "cpu" | "cpu:avx512" => return Device::cpu_in(dtype).map_err(bad),
             "auto" => return Ok(Device::auto(dtype)?.0),
             _ => {}
         }
@@ -151,9 +137,8 @@ impl Device {
     /// The class of devices within which equal inputs give bit-identical results.
     pub fn numeric_class(&self) -> &str {
         match &self.0 {
-            Kind::Cpu(None) => "cpu-f32-2",
-            Kind::Cpu(Some(Unit::Vectors)) => "cpu-bf16-1",
-            Kind::Cpu(Some(Unit::Matrices)) => "cpu-bf16-amx-1",
+            Kind::Cpu(Dtype::F32) => "cpu-f32-2",
+            Kind::Cpu(Dtype::Bf16) => "cpu-bf16-1",
             Kind::Gpu(gpu, _) => gpu.numeric_class(),
         }
     }
@@ -181,7 +166,7 @@ impl Device {
     #[cfg(feature = "candle")]
     pub(crate) fn candle(&self) -> Result<candle_core::Device, String> {
         match &self.0 {
-            Kind::Cpu(None) => Ok(candle_core::Device::Cpu),
+            Kind::Cpu(Dtype::F32) => Ok(candle_core::Device::Cpu),
             Kind::Gpu(gpu, number) if gpu.dtype() == Dtype::F32 => {
                 candle_core::Device::new_cuda(*number).map_err(|e| {
                     let built = match cfg!(feature = "candle-cuda") {
@@ -197,33 +182,19 @@ impl Device {
         }
     }
 
-    /// What computes the processor's products in bf16, if they are; a GPU leaves it none but those
-    /// beside its own.
-    pub(crate) fn host_bf16(&self) -> Option<Unit> {
-        match self.0 {
-            Kind::Cpu(unit) => unit,
-            Kind::Gpu(..) => None,
-        }
-    }
-
-    /// What a user should know of this device: why the processor's AMX is not used.
-    pub fn note(&self) -> Option<String> {
-        let why = match self.0 {
-            Kind::Cpu(Some(Unit::Vectors)) => bf16::refusal()?,
-            _ => return None,
-        };
-        Some(format!("the processor has AMX, which is not used: {why}"))
+    /// Whether the processor's products are in bf16; a GPU leaves it none but those beside its own.
+    pub(crate) fn host_bf16(&self) -> bool {
+        matches!(self.0, Kind::Cpu(Dtype::Bf16))
     }
 
     /// The arguments with which this machine's processor computes in a numeric class, if there are
     /// any.
     pub fn arguments(numeric_class: &str) -> Option<String> {
-        let all = Dtype::ALL.map(|dtype| ["cpu", "cpu:avx512"].map(|name| (name, dtype)));
-        let fits = |&(name, dtype): &(&str, Dtype)| {
-            Device::parse(name, dtype).is_ok_and(|device| device.numeric_class() == numeric_class)
+        let fits = |dtype: &Dtype| {
+            Device::cpu_in(*dtype).is_ok_and(|device| device.numeric_class() == numeric_class)
         };
-        let (name, dtype) = all.into_iter().flatten().find(fits)?;
-        Some(format!("--device {name} --dtype {dtype}"))
+        let dtype = Dtype::ALL.into_iter().find(fits)?;
+        Some(format!("--device cpu --dtype {dtype}"))
     }
 
     #[cfg(test)]
@@ -231,10 +202,10 @@ impl Device {
         Device(Kind::Gpu(gpu, 0))
     }
 
-    /// The CPU in bf16 by either unit, with its instructions or without.
+    /// The CPU in bf16, with its instructions or without.
     #[cfg(test)]
-    pub(crate) fn cpu_bf16() -> [Self; 2] {
-        [Unit::Vectors, Unit::Matrices].map(|unit| Device(Kind::Cpu(Some(unit))))
+    pub(crate) fn cpu_bf16() -> Self {
+        Device(Kind::Cpu(Dtype::Bf16))
     }
 }
 
@@ -246,7 +217,7 @@ mod tests {
     fn unknown_and_unusable_devices_are_named() {
         let f32 = Dtype::F32;
         assert!(Device::parse("cpu", f32).is_ok() && Device::parse("auto", f32).is_ok());
-        for name in ["gpu", "cuda", "cuda:x", "cuda:-1", "cuda:99"] {
+        for name in ["gpu", "cpu:amx", "cuda", "cuda:x", "cuda:-1", "cuda:99"] {
             let message = Device::parse(name, f32).unwrap_err().to_string();
             assert!(message.contains(name), "{message}");
         }
@@ -257,22 +228,24 @@ mod tests {
         let dtype: Dtype = "bf16".parse().unwrap();
         match Device::parse("cpu", dtype) {
             Ok(device) => {
-                assert_eq!(device.host_bf16(), Unit::best());
+                assert!(device.host_bf16() && bf16::has_vectors());
                 let class = device.numeric_class();
                 assert_ne!(class, Device::cpu().numeric_class());
                 let again = Device::arguments(class).unwrap();
                 assert_eq!(again, "--device cpu --dtype bf16");
             }
             Err(refusal) => {
-                assert_eq!(Unit::best(), None);
-                let why = bf16::refusal().unwrap_or("no instructions for bf16");
+                assert!(!bf16::has_vectors());
+                let why = "no instructions for bf16";
                 assert!(refusal.to_string().contains(why), "{refusal}");
             }
         }
         let vectors = Device::parse("cpu:avx512", dtype);
         assert_eq!(vectors.is_ok(), bf16::has_vectors());
         assert_eq!(Device::arguments("cpu-bf16-1").is_some(), vectors.is_ok());
-        assert_eq!(Device::arguments("cpu-f32-1"), None);
+        for gone in ["cpu-f32-1", "cpu-bf16-amx-1"] {
+            assert_eq!(Device::arguments(gone), None);
+        }
         let refusal = Device::parse("cpu:avx512", Dtype::F32).unwrap_err();
         assert!(refusal.to_string().contains("use \"cpu\""), "{refusal}");
         let unknown = "f16".parse::<Dtype>().unwrap_err();

@@ -10,7 +10,6 @@ use crate::folder::names::EMBEDDING;
 use crate::folder::names::HEAD;
 use crate::folder::parameter::transpose;
 use crate::kernels::attention::attend;
-use crate::kernels::bf16::Unit;
 use crate::kernels::dense::{Halves, Sizes, Weight};
 use crate::kernels::key_values::KeyValues;
 use crate::kernels::matmul::View;
@@ -74,15 +73,15 @@ pub(crate) struct Network {
 
 impl Network {
     /// Arranges `weights`, into which `adapter` is merged; their shapes are those of `config`. Products
-    /// are computed in f32, or by a unit for bf16.
+    /// are computed in f32, or in bf16.
     pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
         weights: &Weights,
         adapter: Option<&Adapter>,
-        bf16: Option<Unit>,
+        bf16: bool,
     ) -> Result<Self> {
-        let halves = || bf16.map(Halves::new);
+        let halves = || bf16.then(Halves::default);
         let learns = |module: &str| {
             let Some(adapter) = adapter else {
                 return Learns::All;

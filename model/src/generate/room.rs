@@ -125,7 +125,7 @@ mod tests {
         // Keys and values of three layers and two heads of 16 numbers, in 4 MiB.
         assert_eq!(near_tokens(&small), (4 << 20) / (4 * 2 * 3 * 2 * 16));
         // Half as many bytes.
-        let [vectors, _] = Device::cpu_bf16();
+        let vectors = Device::cpu_bf16();
         let halved = large.on(&vectors).unwrap();
         assert_eq!(one.over(2, &halved), [one; 2]);
     }

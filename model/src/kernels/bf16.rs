@@ -1,37 +1,35 @@
 //! Products of numbers in bf16, the upper half of an f32, summed in f32 in one reproducible order.
 //!
-//! An output is one chain, of pairs of k or of blocks of pairs: what the instruction of a [`Unit`]
-//! computes, which `tile` has in plain Rust too. A number below the normal ones is zero wherever it
-//! occurs. Sums are kept in the output between tiles, so that sizes of tiles do not show, nor do rows
+//! An output is one chain over the pairs of k: what the instruction of AVX-512 BF16 computes, which
+//! `tile` has in plain Rust too. A number below the normal ones is zero wherever it occurs. Sums are kept in the output between tiles, so that sizes of tiles do not show, nor do rows
 //! that are computed beside a row.
 
-mod amx;
 mod round;
 mod tile;
-mod unit;
 mod vectors;
 
 use super::matmul::View;
 use crate::spare::{reused, zeros};
-pub(crate) use amx::refusal;
-use round::{Line, round_panels, round_rows, turn_panel};
+use round::{Line, round_panels, round_rows};
 use std::ops::Range;
 use tile::{PANEL, Tile};
-pub(crate) use unit::Unit;
 pub(crate) use vectors::has_vectors;
 
-/// Pairs of k of a tile: its rows stay in the first cache and its panels in the second. Whole blocks.
+/// Pairs of k of a tile: its rows stay in the first cache and its panels in the second.
 const TILE_PAIRS: usize = 512;
+
+/// Rows and panels of a tile: all registers.
+const TILE_ROWS: usize = 8;
+const TILE_PANELS: usize = 3;
 
 /// Panels of a matrix that are packed together, so that its rows are read in long pieces; a whole
 /// number of tiles.
 const PACKED_PANELS: usize = 12;
 
 /// A matrix whose products sum over its rows: panels of columns, in each panel pair after pair of
-/// rows. What a panel lacks in columns, or in rows up to what the unit multiplies at once, is zero.
+/// rows. What a panel lacks in columns, or the last pair in rows, is zero.
 #[derive(Debug)]
 pub(crate) struct Panels {
-    unit: Unit,
     /// `[panel][pair][PANEL]`
     data: Vec<Line>,
     pairs: usize,
@@ -40,31 +38,14 @@ pub(crate) struct Panels {
 
 impl Panels {
     /// The numbers of `matrix`, rounded.
-    pub(crate) fn new(unit: Unit, matrix: View<'_>) -> Self {
-        let (pairs, columns) = (unit.pairs(matrix.rows()), matrix.columns());
+    pub(crate) fn new(matrix: View<'_>) -> Self {
+        let (pairs, columns) = (matrix.rows().div_ceil(2), matrix.columns());
         let mut data = zeros(columns.div_ceil(PANEL) * pairs);
         round_panels(matrix, 0..columns, 0..pairs, &mut data);
         Panels {
-            unit,
             data,
             pairs,
             columns,
-        }
-    }
-
-    /// Their columns as rows.
-    fn turned(&self) -> Rows {
-        let mut data = zeros(self.columns * self.pairs);
-        // Of nothing there is no panel.
-        let length = self.pairs.max(1);
-        for (panel, rows) in (self.data.chunks(length)).zip(data.chunks_mut(PANEL * length)) {
-            turn_panel(panel, rows);
-        }
-        Rows {
-            unit: self.unit,
-            data,
-            count: self.columns,
-            pairs: self.pairs,
         }
     }
 }
@@ -76,10 +57,9 @@ pub(crate) enum Left<'a> {
     Columns(&'a Panels),
 }
 
-/// Rows, rounded; each begins a pair, and has zeros up to what the unit multiplies at once.
+/// Rows, rounded; each begins a pair, and the last number of an odd row has a zero beside it.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    unit: Unit,
     data: Vec<u32>,
     count: usize,
     pairs: usize,
@@ -87,27 +67,15 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// The numbers of contiguous rows of `width`, rounded.
-    pub(crate) fn new(unit: Unit, numbers: &[f32], width: usize) -> Self {
-        let (count, pairs) = (numbers.len() / width, unit.pairs(width));
+    pub(crate) fn new(numbers: &[f32], width: usize) -> Self {
+        let (count, pairs) = (numbers.len() / width, width.div_ceil(2));
         let mut data = zeros(count * pairs);
         round_rows(numbers, width, pairs, &mut data);
-        Rows {
-            unit,
-            data,
-            count,
-            pairs,
-        }
+        Rows { data, count, pairs }
     }
 }
 
 impl<'a> Left<'a> {
-    fn unit(self) -> Unit {
-        match self {
-            Left::Rows(rows) => rows.unit,
-            Left::Columns(panels) => panels.unit,
-        }
-    }
-
     fn count(self) -> usize {
         match self {
             Left::Rows(rows) => rows.count,
@@ -150,14 +118,10 @@ impl Right<'_> {
         }
     }
 
-    /// Pairs, which are those of the unit.
-    fn pairs(self, unit: Unit) -> usize {
+    fn pairs(self) -> usize {
         match self {
-            Right::Panels(panels) => {
-                assert_eq!(panels.unit, unit, "a side is another unit's");
-                panels.pairs
-            }
-            Right::Matrix(matrix) => unit.pairs(matrix.rows()),
+            Right::Panels(panels) => panels.pairs,
+            Right::Matrix(matrix) => matrix.rows().div_ceil(2),
         }
     }
 }
@@ -217,22 +181,14 @@ unsafe fn multiply(
     output: *mut f32,
     accumulate: bool,
 ) {
-    let (unit, rows, pairs) = (left.unit(), left.count(), left.pairs());
-    assert_eq!(pairs, right.pairs(unit), "inner sizes differ");
+    let (rows, pairs) = (left.count(), left.pairs());
+    assert_eq!(pairs, right.pairs(), "inner sizes differ");
     let begins = columns.start.is_multiple_of(PANEL);
     assert!(begins && columns.end <= right.columns(), "no such columns");
     let mut packed = match right {
         Right::Panels(_) => Vec::new(),
         Right::Matrix(_) => vec![[0; PANEL]; PACKED_PANELS * TILE_PAIRS],
     };
-    let turned = match (unit, left) {
-        // Rows of the unit's registers lie in one piece.
-        (Unit::Matrices, Left::Columns(panels)) => Some(panels.turned()),
-        _ => None,
-    };
-    let left = turned.as_ref().map_or(left, Left::Rows);
-    let [tile_rows, tile_panels] = unit.tile();
-    let mut shape = amx::Shape::default();
     for first in columns.clone().step_by(PACKED_PANELS * PANEL) {
         let columns_end = columns.end.min(first + PACKED_PANELS * PANEL);
         for pair in (0..pairs).step_by(TILE_PAIRS) {
@@ -245,14 +201,14 @@ unsafe fn multiply(
                     (&packed[..], length)
                 }
             };
-            for start in (first..columns_end).step_by(tile_panels * PANEL) {
-                let width = (tile_panels * PANEL).min(columns_end - start);
-                for row in (0..rows).step_by(tile_rows) {
+            for start in (first..columns_end).step_by(TILE_PANELS * PANEL) {
+                let width = (TILE_PANELS * PANEL).min(columns_end - start);
+                for row in (0..rows).step_by(TILE_ROWS) {
                     let (left, strides) = left.at(row, pair);
                     let tile = Tile {
                         left,
                         strides,
-                        rows: tile_rows.min(rows - row),
+                        rows: TILE_ROWS.min(rows - row),
                         right: &panels[(start - first) / PANEL * panel_lines..],
                         panel_lines,
                         panels: width.div_ceil(PANEL),
@@ -264,7 +220,7 @@ unsafe fn multiply(
                     };
                     // SAFETY: rows, columns and pairs of the tile are those of both sides, and its
                     // output the caller's, initialised by the pairs before where there are any.
-                    unsafe { unit.compute(&tile, &mut shape) };
+                    unsafe { vectors::compute(&tile) };
                 }
             }
         }
@@ -274,7 +230,7 @@ unsafe fn multiply(
 #[cfg(test)]
 mod tests {
     use super::round::{half, pair};
-    use super::tile::{Two, add_block, add_pair};
+    use super::tile::{Two, add_pair};
     use super::*;
     use crate::folder::parameter::transpose;
     use crate::kernels::tests::numbers;
@@ -296,39 +252,29 @@ mod tests {
         }
     }
 
-    const UNITS: [Unit; 2] = [Unit::Vectors, Unit::Matrices];
-
     /// The specified chain of one output.
-    fn in_order(
-        unit: Unit,
-        start: f32,
-        a: impl Fn(usize) -> f32,
-        b: impl Fn(usize) -> f32,
-        k: usize,
-    ) -> f32 {
+    fn in_order(start: f32, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32, k: usize) -> f32 {
         let number = |of: &dyn Fn(usize) -> f32, at: usize| if at < k { of(at) } else { 0.0 };
         let two = |of: &dyn Fn(usize) -> f32, at: usize| pair(number(of, at), number(of, at + 1));
-        let pairs = (0..k).step_by(2).map(|at| [two(&a, at), two(&b, at)]);
-        let pairs: Vec<Two> = pairs.collect();
-        match unit {
-            Unit::Vectors => pairs.into_iter().fold(start, add_pair),
-            Unit::Matrices => pairs.chunks(16).fold(start, add_block),
-        }
+        let pairs = (0..k)
+            .step_by(2)
+            .map(|at| -> Two { [two(&a, at), two(&b, at)] });
+        pairs.fold(start, add_pair)
     }
 
-    /// Every side of a unit's product, beside every other, and sums that go on.
-    fn checked(unit: Unit, m: usize, k: usize, n: usize) {
+    /// Every side of a product, beside every other, and sums that go on.
+    fn checked(m: usize, k: usize, n: usize) {
         let (a, b, start) = (numbers(m * k, 11), numbers(k * n, 7), numbers(m * n, 13));
         let (across, turned) = (transpose(&a, m, k), transpose(&b, k, n));
         let weight = View::new(&b, k, n);
         // A tied head is read in the embedding's memory layout.
         let tied = View::new(&turned, n, k).transposed();
-        let panels = Panels::new(unit, weight);
-        let rows = Rows::new(unit, &a, k);
-        let columns = Panels::new(unit, View::new(&across, k, m));
+        let panels = Panels::new(weight);
+        let rows = Rows::new(&a, k);
+        let columns = Panels::new(View::new(&across, k, m));
         let chain = |start: f32, place: usize| {
             let (row, column) = (place / n, place % n);
-            in_order(unit, start, |i| a[row * k + i], |i| b[i * n + column], k)
+            in_order(start, |i| a[row * k + i], |i| b[i * n + column], k)
         };
         let fresh: Vec<f32> = (0..m * n).map(|place| chain(0.0, place)).collect();
         let more: Vec<f32> = (0..m * n).map(|place| chain(start[place], place)).collect();
@@ -338,7 +284,7 @@ mod tests {
                 Right::Matrix(weight),
                 Right::Matrix(tied),
             ] {
-                let place = format!("{unit:?} m {m} k {k} n {n} {left:?} {right:?}");
+                let place = format!("m {m} k {k} n {n} {left:?} {right:?}");
                 let found = product_in(vec![f32::NAN; 3], left, right, 0..n);
                 assert!(found == fresh, "{place:.80}");
                 let mut found = start.clone();
@@ -355,56 +301,10 @@ mod tests {
         for k in [1, 2, 3, 64, 177, 1024, 1027, 2500] {
             for n in [1, 5, 16, 48, 65, 200] {
                 for m in [1, 2, 3, 7, 8, 13, 21] {
-                    checked(Unit::Vectors, m, k, n);
+                    checked(m, k, n);
                 }
             }
         }
-    }
-
-    #[test]
-    fn every_shape_gives_the_promised_bits_by_blocks() {
-        for k in [1, 3, 32, 33, 177, 1056, 2049] {
-            for n in [1, 16, 21, 37, 200] {
-                for m in [1, 9, 16, 23, 41] {
-                    // In plain Rust it takes long.
-                    if m * k * n < 600_000 {
-                        checked(Unit::Matrices, m, k, n);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Of 513 pairs the second tile has one: the fifteen that fill it up to a block are zero, whatever
-    /// the pairs of the first tile were.
-    #[test]
-    fn nothing_is_left_in_what_fills_a_block_up() {
-        let (k, n) = (1026, 32);
-        let mut b = vec![0.0; k * n];
-        // The first column's pair 17, where the second panel's pair 1 of the second tile will lie.
-        b[34 * n] = f32::INFINITY;
-        let rows = Rows::new(Unit::Matrices, &vec![1.0; k], k);
-        let right = Right::Matrix(View::new(&b, k, n));
-        let found = product_in(Vec::new(), Left::Rows(&rows), right, 0..n);
-        assert_eq!(found[0], f32::INFINITY);
-        assert!(found[1..].iter().all(|&x| x == 0.0), "{found:?}");
-    }
-
-    /// Sixteen pairs whose products are a half of the last place of one, or twice that: the two chains
-    /// keep them all, where sums that began at one would lose the halves.
-    #[test]
-    fn a_block_is_summed_apart_and_then_added() {
-        let tiny = 2.0_f32.powi(-24);
-        let block = [[pair(1.0, 0.5), pair(tiny, 4.0 * tiny)]; 16];
-        let sum = 16.0 * tiny + 16.0 * 2.0 * tiny;
-        assert_eq!(add_block(1.0, &block), 1.0 + sum);
-        // A chain of pairs adds the second products, one last place each, and rounds the halves off
-        // or up to even.
-        let chain = block.into_iter().fold(1.0, add_pair);
-        assert_ne!(chain, 1.0 + sum);
-        // Below the normal numbers all is zero: products, operands, and what a sum began with.
-        let small = [[pair(f32::MIN_POSITIVE, 0.0), pair(0.25, 0.0)]; 16];
-        assert_eq!(add_block(f32::MIN_POSITIVE / 2.0, &small).to_bits(), 0);
     }
 
     #[test]
@@ -412,18 +312,16 @@ mod tests {
         let (m, k, n) = (9, 300, 33);
         let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
         let right = Right::Matrix(View::new(&b, k, n));
-        for unit in UNITS {
-            let found = product_in(Vec::new(), Left::Rows(&Rows::new(unit, &a, k)), right, 0..n);
-            for (place, found) in found.iter().enumerate() {
-                let (row, column) = (place / n, place % n);
-                let product = |i: usize| f64::from(a[row * k + i]) * f64::from(b[i * n + column]);
-                let exact: f64 = (0..k).map(product).sum();
-                let scale: f64 = (0..k).map(|i| product(i).abs()).sum();
-                assert!(
-                    (f64::from(*found) - exact).abs() < scale / 256.0,
-                    "{found} is not {exact}"
-                );
-            }
+        let found = product_in(Vec::new(), Left::Rows(&Rows::new(&a, k)), right, 0..n);
+        for (place, found) in found.iter().enumerate() {
+            let (row, column) = (place / n, place % n);
+            let product = |i: usize| f64::from(a[row * k + i]) * f64::from(b[i * n + column]);
+            let exact: f64 = (0..k).map(product).sum();
+            let scale: f64 = (0..k).map(|i| product(i).abs()).sum();
+            assert!(
+                (f64::from(*found) - exact).abs() < scale / 256.0,
+                "{found} is not {exact}"
+            );
         }
     }
 }

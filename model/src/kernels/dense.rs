@@ -2,7 +2,7 @@
 //! in f32 or in bf16. A row's result does not depend on the other rows, nor does a column's on the
 //! others, so that the threads of a team may each take some columns.
 
-use super::bf16::{self, Left, Panels, Right, Rows, Unit};
+use super::bf16::{self, Left, Panels, Right, Rows};
 use super::matmul::{View, matmul, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
@@ -24,21 +24,9 @@ pub(crate) struct Sizes {
     pub(crate) width: usize,
 }
 
-/// That products with a weight are computed in bf16, and by what; a clone shares what is kept.
-#[derive(Debug, Clone)]
-pub(crate) struct Halves {
-    unit: Unit,
-    kept: Arc<OnceLock<Panels>>,
-}
-
-impl Halves {
-    pub(crate) fn new(unit: Unit) -> Self {
-        Halves {
-            unit,
-            kept: Arc::default(),
-        }
-    }
-}
+/// That products with a weight are computed in bf16; a clone shares the weight rounded, once it is kept.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Halves(Arc<OnceLock<Panels>>);
 
 /// A weight `[in, out]`, and the format of its products.
 #[derive(Debug, Clone, Copy)]
@@ -71,15 +59,15 @@ impl<'a> Weight<'a> {
     /// Rounds a weight of products in bf16 once for all products from now on: for few rows that
     /// takes longer than the product.
     pub(crate) fn keep_halves(self) {
-        if let Some(Halves { unit, kept }) = self.halves {
-            kept.get_or_init(|| Panels::new(*unit, self.numbers));
+        if let Some(Halves(kept)) = self.halves {
+            kept.get_or_init(|| Panels::new(self.numbers));
         }
     }
 
     /// The right side of a product in bf16.
     fn halved(self, halves: &'a Halves) -> Right<'a> {
         halves
-            .kept
+            .0
             .get()
             .map_or(Right::Matrix(self.numbers), Right::Panels)
     }
@@ -101,7 +89,7 @@ impl<'a> Weight<'a> {
     fn product_columns(self, mut y: Vec<f32>, x: &[f32], columns: Range<usize>) -> Vec<f32> {
         match self.halves {
             Some(halves) => {
-                let x = Rows::new(halves.unit, x, self.inner());
+                let x = Rows::new(x, self.inner());
                 bf16::product_in(y, Left::Rows(&x), self.halved(halves), columns)
             }
             None if self.width() == 1 => {
@@ -128,7 +116,7 @@ impl<'a> Weight<'a> {
     /// Some columns of y, of which `y` has no others.
     fn multiply_columns(self, y: &mut [f32], x: &[f32], columns: Range<usize>, add: bool) {
         if let Some(halves) = self.halves {
-            let x = Rows::new(halves.unit, x, self.inner());
+            let x = Rows::new(x, self.inner());
             bf16::product_to(y, Left::Rows(&x), self.halved(halves), columns, add);
         } else if self.width() == 1 {
             let weight = self.numbers.numbers();
@@ -149,9 +137,7 @@ impl<'a> Weight<'a> {
     /// ∂x = grad · weightᵀ.
     pub(crate) fn grad_input(self, grad: &[f32]) -> Vec<f32> {
         let (width, back) = (self.width(), self.numbers.transposed());
-        let rounded = self
-            .halves
-            .map(|halves| Rows::new(halves.unit, grad, width));
+        let rounded = self.halves.map(|_| Rows::new(grad, width));
         let sizes = (grad.len() / width, self.inner());
         product(Vec::new(), sizes, |y, columns| match &rounded {
             None => product_in(y, rows(grad, width), back, columns),
@@ -162,9 +148,7 @@ impl<'a> Weight<'a> {
     /// ∂x = grad · weightᵀ, or ∂x += grad · weightᵀ.
     pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
         let (width, back) = (self.width(), self.numbers.transposed());
-        let rounded = self
-            .halves
-            .map(|halves| Rows::new(halves.unit, grad, width));
+        let rounded = self.halves.map(|_| Rows::new(grad, width));
         divide(
             self.inner(),
             grad_x,
@@ -181,7 +165,7 @@ impl<'a> Weight<'a> {
     /// ∂weight = xᵀ · grad, in the memory of `room`.
     pub(crate) fn grad_weight(self, room: Vec<f32>, x: &[f32], grad: &[f32]) -> Vec<f32> {
         let (x, grad) = self.sides(x, grad);
-        let rounded = self.halves.map(|halves| Panels::new(halves.unit, x));
+        let rounded = self.halves.map(|_| Panels::new(x));
         let sizes = (x.columns(), grad.columns());
         product(room, sizes, |y, columns| match &rounded {
             None => product_in(y, x.transposed(), grad, columns),
@@ -198,7 +182,7 @@ impl<'a> Weight<'a> {
         // Sums that begin at zero differ from the product in the sign of a zero.
         by_weight.resize(self.inner() * self.width(), 0.0);
         let (x, grad) = self.sides(x, grad);
-        let rounded = self.halves.map(|halves| Panels::new(halves.unit, x));
+        let rounded = self.halves.map(|_| Panels::new(x));
         divide(
             grad.columns(),
             by_weight,
@@ -314,8 +298,7 @@ mod tests {
             let team = Team::new(threads);
             let data = numbers(inner * width, 3);
             let bias = numbers(width, 4);
-            let [kept, rounded, matrices] =
-                [Unit::Vectors, Unit::Vectors, Unit::Matrices].map(Halves::new);
+            let [kept, rounded] = [(); 2].map(|()| Halves::default());
             let straight = View::new(&data, inner, width);
             Weight::new(straight, Some(&kept)).keep_halves();
             let turned = View::new(&data, width, inner).transposed();
@@ -325,7 +308,6 @@ mod tests {
                 Weight::new(straight, Some(&kept)),
                 Weight::new(straight, Some(&rounded)),
                 Weight::new(turned, Some(&rounded)),
-                Weight::new(straight, Some(&matrices)),
             ]
             .into_iter()
             .enumerate()

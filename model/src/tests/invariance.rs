@@ -28,11 +28,10 @@ fn policies() -> Vec<Policy> {
         policies.push(base.with_adapter(adapter).unwrap());
     }
     // In bf16, by the processor's instructions or without: tied and not, odd widths, an adapter.
-    let [vectors, matrices] = Device::cpu_bf16();
+    let vectors = Device::cpu_bf16();
     for number in [0, 1, 4, policies.len() - 1] {
         policies.push(policies[number].on(&vectors).unwrap());
     }
-    policies.push(policies[4].on(&matrices).unwrap());
     policies
 }
 

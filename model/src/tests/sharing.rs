@@ -24,12 +24,9 @@ fn policies() -> Vec<Policy> {
 
 /// Some of them computed in bf16: tied and not, odd widths, the adapter.
 fn halved(policies: &[Policy]) -> Vec<Policy> {
-    let [vectors, matrices] = Device::cpu_bf16();
-    let some = [0, 1, 4, policies.len() - 1].map(|number| (number, &vectors));
-    let mut halved = some.to_vec();
-    halved.push((4, &matrices));
-    let on = |(number, device): (usize, &Device)| policies[number].on(device).unwrap();
-    halved.into_iter().map(on).collect()
+    let some = [0, 1, 4, policies.len() - 1].into_iter();
+    some.map(|number| policies[number].on(&Device::cpu_bf16()).unwrap())
+        .collect()
 }
 
 fn units(sequences: &[TrainSequence], share_prefixes: bool) -> Vec<Unit> {

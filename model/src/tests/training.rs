@@ -54,8 +54,8 @@ fn step(trainer: &mut Trainer, seed: u64, threads: usize) -> StepReport {
 #[test]
 fn threads_never_show_and_training_learns() {
     let policies = [SHAPES[0], SHAPES[1], SHAPES[4]].map(|shape| random_policy(shape, 5));
-    let halved = crate::Device::cpu_bf16().map(|device| policies[0].on(&device).unwrap());
-    for policy in policies.into_iter().chain(halved) {
+    let halved = policies[0].on(&crate::Device::cpu_bf16()).unwrap();
+    for policy in policies.into_iter().chain([halved]) {
         let mut trainers: Vec<Trainer> = (0..4)
             .map(|_| Trainer::new(policy.clone(), AdamW::default()))
             .collect();

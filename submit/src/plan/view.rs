@@ -246,10 +246,8 @@ impl<'a> PlanView<'a> {
             }
             Err(_) => line("bytes", "unknown without the model".into()),
         }
-        let processor = self.processor();
-        let said = processor.map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
-        if let Some(said) = said {
-            line("processor", said);
+        if let Err(why) = self.processor() {
+            line("processor", why.to_string());
         }
         line(
             "time",

@@ -45,11 +45,11 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
     /// cpu, cuda:N, or auto: the first GPU if it can be used, otherwise the CPU and a log line with
-    /// the reason. cpu:avx512 is the processor without its AMX, for bf16.
+    /// the reason. cpu:avx512 is cpu for bf16 alone.
     #[arg(long, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     device: String,
     /// Element type of the operands of matrix products: f32, or bf16, which is faster and less
-    /// precise, on a GPU or a processor with AMX or AVX-512 BF16. It is part of the numeric class.
+    /// precise, on a GPU or a processor with AVX-512 BF16. It is part of the numeric class.
     #[arg(long, env = "AGENTGYM_DTYPE", default_value_t)]
     dtype: Dtype,
     /// Compute threads; default: all cores. A GPU uses one.

@@ -124,7 +124,7 @@ fn a_device_on_which_candle_does_not_compute_is_named() {
     use crate::gpu::emulator::{Order, emulated};
     let folder = fixture("phi3");
     let refused = |device: &Device| ForeignPolicy::load(&folder, 64, device).unwrap_err();
-    let [vectors, _] = Device::cpu_bf16();
+    let vectors = Device::cpu_bf16();
     let bf16 = refused(&vectors).to_string();
     assert!(
         bf16.contains("--dtype f32") && bf16.contains("phi3"),

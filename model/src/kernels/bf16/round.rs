@@ -77,28 +77,6 @@ pub(super) fn round_panels(
     }
 }
 
-/// Writes the columns of a panel, whole blocks of lines, as rows of as many pairs; as many as there is
-/// room for.
-pub(super) fn turn_panel(panel: &[Line], rows: &mut [u32]) {
-    match has_vectors() {
-        true => wide(
-            #[inline(always)]
-            || turn_blocks::<true>(panel, rows),
-        ),
-        false => turn_blocks::<false>(panel, rows),
-    }
-}
-
-#[inline(always)]
-fn turn_blocks<const WIDE: bool>(panel: &[Line], rows: &mut [u32]) {
-    for (at, block) in panel.as_chunks().0.iter().enumerate() {
-        let turned = turn::<WIDE>(block);
-        for (row, turned) in rows.chunks_exact_mut(panel.len()).zip(turned) {
-            row[at * PANEL..][..PANEL].copy_from_slice(&turned);
-        }
-    }
-}
-
 /// Rows and columns of a matrix that become panels of so many lines.
 struct Part<'a> {
     matrix: View<'a>,

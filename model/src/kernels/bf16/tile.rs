@@ -3,9 +3,6 @@
 /// Columns of a panel, the sums of one 512-bit register.
 pub(super) const PANEL: usize = 16;
 
-/// Pairs of k that a matrix unit multiplies at once.
-pub(super) const BLOCK: usize = 16;
-
 /// Some rows of a product by some panels, over some pairs.
 pub(super) struct Tile<'a> {
     pub(super) left: &'a [u32],
@@ -47,33 +44,23 @@ pub(super) fn add_pair(sum: f32, pair: Two) -> f32 {
     add_product::<false>(add_product::<true>(sum, pair), pair)
 }
 
-/// A sum with the products of a block, as TDPBF16PS adds them (Intel's manual, volume 2): a chain of
-/// its own for the first numbers of the pairs and for the second ones, then their sum.
-pub(super) fn add_block(sum: f32, block: &[Two]) -> f32 {
-    let pairs = || block.iter().copied();
-    let first = pairs().fold(0.0, add_product::<false>);
-    let second = pairs().fold(0.0, add_product::<true>);
-    normal(normal(sum) + normal(first + second))
-}
-
-/// A tile without the instruction, some pairs at a time.
+/// A tile without the instruction.
 ///
 /// # Safety
 /// The output has room for the tile, and is initialised where its sums go on.
-pub(super) unsafe fn plainly(tile: &Tile<'_>, step: usize, add: impl Fn(f32, &[Two]) -> f32) {
+pub(super) unsafe fn plainly(tile: &Tile<'_>) {
     let [row_stride, pair_stride] = tile.strides;
-    let mut pairs = vec![[0; 2]; tile.pairs];
     for row in 0..tile.rows {
         for column in 0..tile.columns[0] {
             // SAFETY: the caller's promise.
             let place = unsafe { &mut *tile.output.add(row * tile.columns[1] + column) };
-            let sum = if tile.accumulate { *place } else { 0.0 };
+            let mut sum = if tile.accumulate { *place } else { 0.0 };
             let panel = &tile.right[column / PANEL * tile.panel_lines..][..tile.pairs];
-            for (at, (pair, line)) in pairs.iter_mut().zip(panel).enumerate() {
+            for (at, line) in panel.iter().enumerate() {
                 let factor = tile.left[row * row_stride + at * pair_stride];
-                *pair = [factor, line[column % PANEL]];
+                sum = add_pair(sum, [factor, line[column % PANEL]]);
             }
-            *place = pairs.chunks(step).fold(sum, &add);
+            *place = sum;
         }
     }
 }

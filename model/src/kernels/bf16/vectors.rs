@@ -1,8 +1,6 @@
 //! Tiles of a product by AVX-512 BF16.
 
-use super::tile::{PANEL, Tile};
-#[cfg(target_arch = "x86_64")]
-pub(super) use wide::compute;
+use super::tile::{PANEL, Tile, plainly};
 
 /// Whether this processor has AVX-512 BF16.
 pub(crate) fn has_vectors() -> bool {
@@ -10,6 +8,21 @@ pub(crate) fn has_vectors() -> bool {
     return is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
     false
+}
+
+/// Writes a tile's part of the output, by the instruction where it is there.
+///
+/// # Safety
+/// As for [`plainly`].
+pub(super) unsafe fn compute(tile: &Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match has_vectors() {
+            #[cfg(target_arch = "x86_64")]
+            true => wide::compute(tile),
+            _ => plainly(tile),
+        }
+    }
 }
 
 /// Tiles by the instruction.
@@ -25,7 +38,7 @@ mod wide {
     /// # Safety
     /// The processor has the instructions; else as for `tile::plainly`.
     #[target_feature(enable = "avx512f,avx512bf16")]
-    pub(in super::super) unsafe fn compute(tile: &Tile<'_>) {
+    pub(super) unsafe fn compute(tile: &Tile<'_>) {
         let mut row = 0;
         while row < tile.rows {
             // SAFETY: the caller's promise.
