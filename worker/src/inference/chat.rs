@@ -14,7 +14,7 @@ use agentgym_envs::excerpt;
 use agentgym_jobs::config::RolloutServer;
 use agentgym_jobs::episode::NO_LOG_PROB;
 use agentgym_jobs::journal::Told;
-use agentgym_model::{FinishReason, Generation, Message, PolicyText, Role, Sampling};
+use agentgym_model::{FinishReason, Generation, Message, PolicyText, Sampling};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -275,18 +275,9 @@ fn body(
     sampling: Sampling,
     renamed: bool,
 ) -> Value {
-    let messages = messages.iter().map(|message| {
-        let role = match message.role {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-            Role::Tool => "tool",
-        };
-        json!({"role": role, "content": message.content})
-    });
     let mut body = json!({
         "model": model,
-        "messages": messages.collect::<Vec<_>>(),
+        "messages": messages,
         "temperature": if sampling.greedy { 0.0 } else { sampling.temperature },
     });
     let limit = match renamed {

@@ -4,6 +4,7 @@ use super::*;
 use crate::Cause;
 use crate::stages::testing::policy;
 use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_model::Role;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
