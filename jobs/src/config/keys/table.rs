@@ -26,26 +26,14 @@ const fn id(path: &'static str, default: &'static str, doc: &'static str) -> Key
 }
 const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
     KeySpec {
-        path,
         kind: Kind::Binding,
-        default,
-        doc,
-        hashed_if_set: false,
-        older: None,
-        only: "",
-        limit: None,
+        ..id(path, default, doc)
     }
 }
 const fn unused(path: &'static str) -> KeySpec {
     KeySpec {
-        path,
         kind: Kind::Unused,
-        default: "null",
-        doc: "not used here",
-        hashed_if_set: false,
-        older: None,
-        only: "",
-        limit: None,
+        ..id(path, "null", "not used here")
     }
 }
 /// Machinery that would change what is learnt: only the values of the YAML list

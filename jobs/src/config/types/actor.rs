@@ -1,8 +1,4 @@
 //! The policy: its model, how it is trained, how it plays, and the environments.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use super::data::Files;
 use super::spelled::Spelled;

@@ -1,8 +1,4 @@
 //! What is optimised: estimator, KL, the correction for other samplers, and the critic.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use super::actor::Optim;
 use super::spelled::Spelled;

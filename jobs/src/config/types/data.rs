@@ -1,8 +1,4 @@
 //! Which tasks are drawn: files, sources and their ids.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use crate::config::keys::limits::TASKS_MAX;
 use crate::{Error, Result};

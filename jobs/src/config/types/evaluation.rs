@@ -1,8 +1,4 @@
 //! What is measured on the way, and how long a run is.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use super::data::Ids;
 use crate::Result;

@@ -1,8 +1,4 @@
 //! What is watched in a run's figures: limits that pause it, and the watchdog's warnings.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use serde::{Deserialize, Serialize};
 

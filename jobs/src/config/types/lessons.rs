@@ -1,8 +1,4 @@
 //! What is learnt from data: demonstrations, pairs, and what an exploration keeps.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use super::data::Ids;
 use super::spelled::Spelled;

@@ -1,8 +1,4 @@
 //! What a run is, where it lies and how its jobs are cut.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
 use serde::{Deserialize, Serialize};
 
