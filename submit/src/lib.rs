@@ -189,10 +189,9 @@ async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
         (_, Ok(())) => plan::trial::tried(&plan, &config, global, trial).await,
         (_, Err(_)) => Err("the run would be refused".to_owned()),
     };
-    let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
-        .with_device(&global.device, global.dtype)
-        .with_notes(&config.notes)
-        .with_measured(measured);
+    let mut view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
+        .with_device(&global.device, global.dtype);
+    (view.notes, view.measured) = (&config.notes, measured);
     if global.json {
         text::emit_json(&view.document());
     } else {

@@ -333,9 +333,9 @@ fn show_fork(
     let taken: Vec<String> = adopted(child).iter().map(ToString::to_string).collect();
     let queue = child.config.queue.url.as_deref().map(without_secrets);
     let store = without_secrets(parent.store.url());
-    let view = PlanView::new(child, &store, queue.as_deref(), &[])
-        .with_device(&global.device, global.dtype)
-        .with_measured(measured);
+    let mut view = PlanView::new(child, &store, queue.as_deref(), &[])
+        .with_device(&global.device, global.dtype);
+    view.measured = measured;
     let of = &parent.plan.run;
     if global.json {
         let mut document = view.document();

@@ -14,11 +14,13 @@ use crate::plan::texts::{
     tasks_text, template_text,
 };
 use crate::text::{bytes, count, many};
-use agentgym_jobs::config::{Numerics, Pipeline};
+use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{Device, Dtype};
 use agentgym_text::without_secrets;
 use agentgym_worker::{class_made_in, model_folder};
+use serde::Serialize;
+use serde_json::json;
 
 /// Everything on the screen, as numbers.
 #[derive(Debug)]
@@ -37,8 +39,10 @@ pub struct PlanView<'a> {
     store: String,
     queue: String,
     unused: &'a [String],
-    notes: &'a [String],
-    measured: Result<Measured, String>,
+    /// Keys of AgentGym-RL that behave differently here.
+    pub(crate) notes: &'a [String],
+    /// What runs of this model took, or why that is not known.
+    pub(crate) measured: Result<Measured, String>,
 }
 
 impl<'a> PlanView<'a> {
@@ -72,24 +76,6 @@ impl<'a> PlanView<'a> {
             "; made in numeric class {class}: trained again in {own}, this program's, it has other bytes"
         );
         (class != own).then_some(other)
-    }
-
-    /// Adds notes on keys of AgentGym-RL that behave differently here.
-    pub fn with_notes(mut self, notes: &'a [String]) -> Self {
-        self.notes = notes;
-        self
-    }
-
-    /// Adds what runs of this model took, or why that is not known.
-    pub fn with_measured(mut self, measured: Result<Measured, String>) -> Self {
-        self.measured = measured;
-        self
-    }
-
-    /// Fixes the values that depend on the machine: threads and bytes of memory.
-    pub fn with_machine(mut self, threads: u64, memory: u64) -> Self {
-        (self.threads, self.machine) = (threads, memory);
-        self
     }
 
     /// Counts for workers with this `--device` and `--dtype`: the memory of a GPU too.
@@ -127,17 +113,7 @@ impl<'a> PlanView<'a> {
         let config = &plan.config;
         let mut out = String::new();
         let mut line = |name: &str, text: String| out += &format!("{name:<11} {text}\n");
-        let numerics = match config.run.numerics {
-            Numerics::Exact => "exact",
-            Numerics::Any => "any",
-        };
-        let pipeline = match config.run.pipeline {
-            Pipeline::Rl => "rl",
-            Pipeline::Sft => "sft",
-            Pipeline::Dpo => "dpo",
-            Pipeline::AgentEvol => "agentevol",
-            Pipeline::Eval => "eval",
-        };
+        let (pipeline, numerics) = (word(config.run.pipeline), word(config.run.numerics));
         line(
             "run",
             format!(
@@ -473,13 +449,17 @@ impl<'a> PlanView<'a> {
     }
 }
 
+/// A choice as a config spells it.
+fn word(choice: impl Serialize) -> String {
+    json!(choice).as_str().unwrap_or_default().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::memory::check_fits;
     use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::pipeline::{Stage, parts};
-    use serde_json::json;
     use std::collections::BTreeSet;
     use std::path::Path;
 
@@ -513,8 +493,8 @@ jobs: {rollout_part_tasks: 2}
     #[test]
     fn one_screen() {
         let (plan, unused) = plan(TEXT, &[]);
-        let view =
-            PlanView::new(&plan, "data", Some("redis://h"), &unused).with_machine(2, 1 << 30);
+        let mut view = PlanView::new(&plan, "data", Some("redis://h"), &unused);
+        (view.threads, view.machine) = (2, 1 << 30);
         insta::assert_snapshot!(view.render(), @"
             run         quick  pipeline rl, seed 1, numerics exact
             model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters (822 kB in f32)
@@ -623,7 +603,8 @@ jobs: {rollout_part_tasks: 2}
     fn too_little_memory_is_said() {
         let (small, _) = plan(TEXT, &[]);
         let screen = |memory: u64| {
-            let view = PlanView::new(&small, "data", None, &[]).with_machine(2, memory);
+            let mut view = PlanView::new(&small, "data", None, &[]);
+            (view.threads, view.machine) = (2, memory);
             let size = model_size::of(&small.config.actor_rollout_ref.model).unwrap();
             (view.render(), check_fits(&small, &size, memory))
         };
@@ -638,7 +619,8 @@ jobs: {rollout_part_tasks: 2}
         assert!(fits.is_ok(), "shorter sequences may fit");
         let keys = |overrides: &[&str]| {
             let (plan, _) = plan(TEXT, overrides);
-            let view = PlanView::new(&plan, "data", None, &[]).with_machine(2, 120_000_000);
+            let mut view = PlanView::new(&plan, "data", None, &[]);
+            (view.threads, view.machine) = (2, 120_000_000);
             let screen = view.render();
             let (_, said) = screen.split_once("of this machine in ").unwrap();
             said.lines().next().unwrap().to_owned()
