@@ -144,8 +144,58 @@ mod wide {
 
 #[cfg(test)]
 mod tests {
+    use super::super::round::pair;
     use super::super::tile::add_pair;
     use super::*;
+    use crate::kernels::tests::numbers;
+
+    /// Of a tile whose last panel is not full; each output is the chain over its pairs.
+    #[test]
+    fn a_tile_without_the_instruction_is_the_same() {
+        let [rows, pairs, columns] = [7, 5, 2 * PANEL + 3];
+        let two = |count: usize, seed| -> Vec<u32> {
+            let numbers = numbers(2 * count, seed);
+            numbers.chunks(2).map(|two| pair(two[0], two[1])).collect()
+        };
+        let (left, right) = (two(rows * pairs, 3), two(3 * pairs * PANEL, 5));
+        let (right, before) = (right.as_chunks().0, numbers(rows * columns, 7));
+        for accumulate in [false, true] {
+            let by = |instruction: bool| {
+                let mut output = before.clone();
+                let tile = Tile {
+                    left: &left,
+                    strides: [pairs, 1],
+                    rows,
+                    right,
+                    panel_lines: pairs,
+                    panels: 3,
+                    pairs,
+                    output: output.as_mut_ptr(),
+                    columns: [columns; 2],
+                    accumulate,
+                };
+                // SAFETY: the output is as large as the tile.
+                unsafe {
+                    match instruction {
+                        true => compute(&tile),
+                        false => plainly(&tile),
+                    }
+                }
+                output
+            };
+            let plain = by(false);
+            assert!(by(true) == plain, "accumulate {accumulate}");
+            for (place, found) in plain.iter().enumerate() {
+                let (row, column) = (place / columns, place % columns);
+                let start = if accumulate { before[place] } else { 0.0 };
+                let chain = (0..pairs).fold(start, |sum, at| {
+                    let line = &right[column / PANEL * pairs + at];
+                    add_pair(sum, [left[row * pairs + at], line[column % PANEL]])
+                });
+                assert_eq!(*found, chain, "row {row}, column {column}");
+            }
+        }
+    }
 
     /// Numbers of all sizes, the smallest and the largest, zeros, infinities and NaN among them.
     #[cfg(target_arch = "x86_64")]
