@@ -194,8 +194,8 @@ fn every_run_answers_every_question() {
     let row = &viewer.answer("runs/grpo/episodes?limit=1")["rows"][0];
     assert_eq!(
         fields(row).join(" "),
-        "part k iteration stage env task group sample greedy outcome success reward turns length invalid \
-         normalised cut loops surprise worker slot advantage mismatch place places"
+        "part iteration stage task greedy k env item group sample outcome success reward turns length invalid \
+         normalised cut repeats surprise loops worker slot advantage mismatch place places"
     );
     let episode = viewer.answer("runs/grpo/parts/1/rollout/0/episodes/0");
     assert_eq!(

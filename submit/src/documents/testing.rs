@@ -159,7 +159,7 @@ fn the_schema_is_what_the_structs_say() {
     );
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What agentgym-submit --json prints, version 1",
+        "title": "What --json prints, version 1",
         "description": "One definition for each document; those that begin with a capital are parts of documents. Fields may be added under this version; one that moves, goes or changes its meaning makes a new version, and CHANGELOG names it. Records inside inspect are described in docs/cli.md.",
         "$defs": defs,
     });
