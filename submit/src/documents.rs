@@ -28,17 +28,6 @@ impl<T: Serialize> Serialize for InOrder<T> {
     }
 }
 
-#[cfg(test)]
-impl<T: schemars::JsonSchema> schemars::JsonSchema for InOrder<T> {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        format!("InOrder_{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        std::collections::BTreeMap::<String, T>::json_schema(generator)
-    }
-}
-
 /// JSON for people and programs: a field a line, and lists of numbers or words on one line.
 pub(crate) fn laid_out(document: &Value) -> String {
     let mut out = String::new();

@@ -2,7 +2,7 @@
 //! commits and the attempt records; the queue, where there is one, adds which attempts have lost
 //! their worker. No worker is contacted, so it works even if none is alive.
 
-mod all;
+pub(crate) mod all;
 mod document;
 mod watched;
 
@@ -19,8 +19,6 @@ use agentgym_record::metrics::Metrics;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, Warning};
-#[cfg(test)]
-pub(crate) use all::AllDocument;
 pub(crate) use all::all;
 pub use document::StatusDocument;
 pub(crate) use document::WarningDocument;

@@ -80,6 +80,16 @@ pub(crate) struct EpisodeCredit {
     minibatch: Option<Object>,
 }
 
+impl<T: JsonSchema> JsonSchema for super::InOrder<T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("InOrder_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> schemars::Schema {
+        BTreeMap::<String, T>::json_schema(generator)
+    }
+}
+
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../schema/v1.json");
 
 /// The definition of a document, with its version in front.
@@ -132,7 +142,7 @@ fn all(generator: &mut SchemaGenerator) -> BTreeMap<&'static str, Value> {
         "report": metrics::summary::ReportDocument,
         "serve": serve::ServeDocument,
         "status": status::StatusDocument,
-        "status_all": status::AllDocument,
+        "status_all": status::all::AllDocument,
         "verify": verify::VerifyDocument,
         "view": api::ViewDocument,
         "view_bundle": api::BundleDocument,
