@@ -121,8 +121,8 @@ test("an advantage is explained and equals the batch", async () => {
   await why.getByText("equal to batch.bin bit for bit").waitFor();
   const text = await why.innerText();
   const said = JSON.parse(submit("credit", "ppo", "2", "--episode", "11", "--json"));
-  assert.match(text, /Whitened over the \d+ sampled tokens/);
-  assert.ok(text.includes(said.explanation.whitening.tokens), text);
+  assert.match(text, /whitened over \d+ policy tokens: \(x − /);
+  for (const line of said.explanation.formula) assert.ok(text.includes(line), line + " | " + text);
   const view64 = new DataView(new ArrayBuffer(8));
   view64.setFloat64(0, said.advantage);
   assert.ok(text.includes(view64.getBigUint64(0).toString(16).padStart(16, "0")), text);
