@@ -204,6 +204,10 @@ mod tests {
             format!("{expected:?}")
         );
         assert_eq!(worlds.options.session_ttl_s, 7);
+        // Depths stand where none are given, and only there.
+        let tasks = |address: &str| format!("{:?}", parse(address).expect("valid").source.tasks);
+        let given = tasks("builtin:worlds?depths=1-3&lines=6-9");
+        assert_eq!(tasks("builtin:worlds?lines=6-9"), given);
         let folder = parse("builtin:folder?path=/a%20b&distractors=3").expect("valid");
         let expected = textcraft::Source::Folder {
             path: "/a b".into(),

@@ -4,6 +4,7 @@ use crate::numbers::number;
 use crate::{Error, Result};
 use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Denominator, ValueLoss, ValueMetrics};
 use agentgym_jobs::artifact_names as names;
+use agentgym_jobs::codec::{Payload, decode};
 use agentgym_jobs::config::Config;
 use agentgym_jobs::curriculum::Curriculum;
 use agentgym_jobs::trajectory::Lineage;
@@ -37,6 +38,14 @@ pub trait Document: Serialize + DeserializeOwned {
 pub async fn read<T: Document>(inputs: &Inputs, input: &str) -> Result<T> {
     let bytes = inputs.bytes(input, T::FILE).await?;
     T::parse(&format_args!("the input `{input}`"), &bytes)
+}
+
+/// Reads a binary payload of an input.
+///
+/// # Errors
+/// The store fails, or it is no such payload.
+pub async fn payload<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
+    Ok(decode(&inputs.bytes(input, artifact).await?)?)
 }
 
 /// The state of the KL penalty's controller, carried from one iteration to the next.

@@ -67,7 +67,9 @@ impl Pool {
 
     /// All of them: earlier trajectories, then this iteration's episodes.
     pub fn all(self) -> Vec<Kept> {
-        [self.before, self.played].concat()
+        let mut all = self.before;
+        all.extend(self.played);
+        all
     }
 }
 

@@ -2,11 +2,10 @@
 //! computed, the greedy episodes, the chosen groups and the KL coefficient; and the slots of its batch.
 //! The stage `advantage` reads it to credit the episodes, and every screen that shows them.
 
-use crate::documents::{self, KlState, Selection};
+use crate::documents::{self, KlState, Selection, payload};
 use crate::rewards::Rewards;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names as names;
-use agentgym_jobs::codec::{Payload, decode};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{
@@ -100,10 +99,6 @@ async fn kl_coef(plan: &Plan, inputs: &Inputs) -> Result<Option<f64>> {
     }
     let state: KlState = documents::read(inputs, BEFORE).await?;
     Ok(Some(state.next_kl_coef))
-}
-
-async fn payload<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
-    Ok(decode(&inputs.bytes(input, artifact).await?)?)
 }
 
 fn has(inputs: &Inputs, input: &str, artifact: &str) -> Result<bool> {

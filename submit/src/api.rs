@@ -322,25 +322,27 @@ const BUNDLED_EPISODES: usize = 400;
 async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path, json: bool) -> Result<()> {
     let run = run.ok_or_else(|| Error::Usage("--bundle needs a RUN".into()))?;
     let mut answers = serde_json::Map::new();
-    let mut ask = async |question: String| -> Result<()> {
-        let (path, query) = question.split_once('?').unwrap_or((&question, ""));
-        let parsed = Ask::parse(path, query).map_err(|e| Error::Usage(e.message))?;
-        let mut answer = reader.read(&parsed).await?;
+    let mut keep = |question: String, mut answer: Value| {
         answer["version"] = json!(agentgym_view::API_VERSION);
         answers.insert(format!("/api/v1/{question}"), answer);
-        Ok(())
     };
-    for question in ["", "/series", "/tasks", "/attempts", "/ledger"] {
-        ask(format!("runs/{run}{question}")).await?;
-    }
-    let question = format!("runs/{run}/episodes?limit={BUNDLED_EPISODES}&sort=-iteration");
-    ask(question).await?;
     let filter = EpisodeFilter {
         sort: Some("-iteration".to_owned()),
         limit: BUNDLED_EPISODES,
         ..EpisodeFilter::default()
     };
-    for row in reader.episodes(run, &filter).await?.rows {
+    let listed = reader.episodes(run, &filter).await?;
+    let question = format!("runs/{run}/episodes?limit={BUNDLED_EPISODES}&sort=-iteration");
+    keep(question, json!(listed));
+    let mut ask = async |question: String| -> Result<()> {
+        let parsed = Ask::parse(&question, "").map_err(|e| Error::Usage(e.message))?;
+        keep(question, reader.read(&parsed).await?);
+        Ok(())
+    };
+    for question in ["", "/series", "/tasks", "/attempts", "/ledger"] {
+        ask(format!("runs/{run}{question}")).await?;
+    }
+    for row in listed.rows {
         let episode = format!("runs/{run}/parts/{}/episodes/{}", row.part, row.row.k);
         ask(episode.clone()).await?;
         ask(format!("{episode}/scenes")).await?;

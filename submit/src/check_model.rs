@@ -493,6 +493,7 @@ impl MemoryOf {
         lines
     }
 }
+
 /// What the template of a folder is told.
 fn template_note(chat: &Chat) -> Option<String> {
     chat.told().map(|told| format!("the chat template {told}"))

@@ -78,9 +78,13 @@ fn sources() -> BTreeMap<String, String> {
     found
 }
 
+/// Whether a letter is part of a name.
+fn is_part(letter: Option<char>) -> bool {
+    letter.is_some_and(|l| l.is_alphanumeric() || l == '_')
+}
+
 /// Whether a text names this variant of any enum.
 fn names_variant(text: &str, variant: &str) -> bool {
-    let is_part = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
     let word = format!("::{variant}");
     text.match_indices(&word)
         .any(|(at, _)| !is_part(text[at + word.len()..].chars().next()))
@@ -88,7 +92,6 @@ fn names_variant(text: &str, variant: &str) -> bool {
 
 /// Whether a text contains one of these words as a whole.
 fn names(text: &str, words: &[String]) -> bool {
-    let is_part = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
     words.iter().any(|word| {
         text.match_indices(word.as_str()).any(|(at, _)| {
             let behind = text[at + word.len()..].chars().next();

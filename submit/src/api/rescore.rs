@@ -6,13 +6,14 @@ use super::episode::{Places, one, places};
 use super::known::Known;
 use super::rows::RowCache;
 use crate::credit::load_policy;
-use crate::records::slots;
 use crate::runs::RunView;
 use crate::{Error, Result, text};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::Sequence;
 use agentgym_jobs::pipeline::{PartId, Stage, batch_of, policy_of};
+use agentgym_jobs::records::Batch;
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
-use agentgym_record::iteration::Slot;
+use agentgym_record::iteration::{Slot, slots};
 use serde::Serialize;
 
 /// Largest policy that is scored with, in bytes of its files.
@@ -25,12 +26,12 @@ const REACH_MAX: f64 = 2.0;
 const TOKENS: usize = 20;
 
 /// What iteration `n` trains on.
-pub(super) async fn filled(known: &Known, n: u32) -> Result<(RunView, Vec<Slot>)> {
+pub(super) async fn batch(known: &Known, n: u32) -> Result<(RunView, Batch)> {
     let view = known.view().await;
     view.iteration_parts(n)?;
-    let batch = known.committed(batch_of(n)).await?;
-    let filled = slots(&view, &batch).await?;
-    Ok((view, filled))
+    let manifest = known.committed(batch_of(n)).await?;
+    let batch = view.payload(&manifest, artifact_names::BATCH).await?;
+    Ok((view, batch))
 }
 
 /// The log-probs of sequences under the policy that iteration `n` made.
@@ -121,7 +122,8 @@ pub(crate) struct Ratios {
 }
 
 pub(super) async fn ratios(known: &Known, rows: &RowCache, n: u32) -> Result<Ratios> {
-    let (view, filled) = filled(known, n).await?;
+    let (view, batch) = batch(known, n).await?;
+    let filled = slots(batch, None);
     let sequences = filled.iter().flat_map(|slot| &slot.episode.sequences);
     let sequences = sequences.map(|s| s.sequence.clone()).collect();
     let new = scored(known, n, sequences).await?;

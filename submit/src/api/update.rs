@@ -2,30 +2,20 @@
 
 use super::episode::places;
 use super::known::Known;
-use super::rescore::{Histogram, TokenPlace, filled};
+use super::rescore::{Histogram, TokenPlace, batch};
 use super::rows::RowCache;
 use crate::Result;
 use crate::records::episodes;
 use agentgym_jobs::episode::{Episode, Turn};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
-use agentgym_jobs::records::Batch;
 use agentgym_record::documents::{UpdateSettings, UpdateStep, UpdateSteps};
-use agentgym_record::iteration::Slot;
+use agentgym_record::iteration::{Slot, slots};
 use agentgym_record::weights::{log_prob_slopes, token_weights};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Tokens listed.
 const TOKENS: usize = 40;
-
-/// The batch as the update reads it, by slot.
-fn as_batch(filled: &[Slot]) -> Batch {
-    let mut batch = vec![None; filled.iter().map(|slot| slot.slot + 1).max().unwrap_or(0)];
-    for slot in filled {
-        batch[slot.slot] = Some(slot.episode.clone());
-    }
-    Batch::V1(batch)
-}
 
 /// A token with what it pulls.
 #[derive(Debug, Default, Serialize)]
@@ -61,16 +51,16 @@ pub(crate) struct Update {
 /// the KL term's where there is one. The weight is what `loss_agg_mode` gives a token of its sequence.
 /// 1 − p is the derivative of the log-prob with respect to the logit of what was sampled.
 pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Update> {
-    let (view, filled) = filled(known, n).await?;
+    let (view, recorded) = batch(known, n).await?;
     let made = policy_of(&view.plan, n);
     let steps = match known.committed(made).await {
         Ok(manifest) => Some(view.document::<UpdateSteps>(&manifest).await?),
         // The update is still being computed.
         Err(_) => None,
     };
-    let recorded = as_batch(&filled);
     let weights = token_weights(&view.plan, &recorded)?;
     let slopes = log_prob_slopes(&view.plan, &recorded)?;
+    let filled = slots(recorded, None);
     let mut pulls = Vec::new();
     let mut mismatches = Vec::new();
     for slot in &filled {

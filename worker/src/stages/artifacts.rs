@@ -4,9 +4,10 @@
 use crate::blocking::blocking;
 use crate::policies::{BASE, POLICY};
 use crate::{Error, Result, StageContext};
-use agentgym_jobs::codec::{Payload, decode, encode};
+use agentgym_jobs::codec::{Payload, encode};
 use agentgym_model::{Critic, Policy, PolicyText};
-use agentgym_storage::{Inputs, Outputs};
+pub(super) use agentgym_record::documents::payload as read;
+use agentgym_storage::Outputs;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -75,12 +76,6 @@ pub(super) async fn critic(context: &StageContext, input: &str) -> Result<Arc<Cr
         .critics
         .get(&context.resources.device, &context.inputs, input)
         .await
-}
-
-/// Reads a payload of an input.
-pub(super) async fn read<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
-    let bytes = inputs.bytes(input, artifact).await?;
-    Ok(decode(&bytes)?)
 }
 
 /// Writes a payload.
