@@ -1,51 +1,73 @@
 //! The reward of an episode in training: the environment's last reward, or with
-//! `algorithm.turn_rewards` the reward of each turn.
+//! `algorithm.turn_rewards` the reward of each turn, and the terms that shape it. Whoever asks for a
+//! reward asks here, so a new term stands in [`Rewards::terms`] and nowhere else.
 
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{place_score, place_turn_rewards};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The plan's reward rule.
-pub enum Rewards {
-    /// The last reward, for the whole episode.
-    Last,
-    /// A reward per turn. Maps each environment to whether it reports a running total.
-    Turns(BTreeMap<String, bool>),
+pub struct Rewards {
+    /// Where turns are rewarded: whether each environment reports a running total.
+    totals: Option<BTreeMap<String, bool>>,
+}
+
+/// What is added to the reward of an episode before an estimator reads it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RewardTerm {
+    /// On the last sampled token.
+    pub value: f64,
+    /// Its formula with its numbers.
+    pub formula: String,
 }
 
 impl Rewards {
     /// # Errors
     /// An environment without a spec.
     pub fn of(plan: &Plan) -> Result<Self> {
-        if !plan.config.algorithm.turn_rewards {
-            return Ok(Self::Last);
-        }
         let environments = plan.config.environments().into_iter();
         let totals = environments.map(|(name, environment)| {
             let spec = plan.config.spec(&environment.task_name);
             let spec = spec.map_err(|e| Error::Stage(e.to_string()))?;
             Ok((name, spec.reward_is_total))
         });
-        Ok(Self::Turns(totals.collect::<Result<_>>()?))
+        Ok(Self {
+            totals: match plan.config.algorithm.turn_rewards {
+                true => Some(totals.collect::<Result<_>>()?),
+                false => None,
+            },
+        })
+    }
+
+    /// What is added to the reward that was earned.
+    pub fn terms(&self, _: &Episode) -> Vec<RewardTerm> {
+        Vec::new()
     }
 
     /// The episode's score, which group estimators compare.
     pub fn score(&self, episode: &Episode) -> f64 {
-        match self {
-            Self::Last => episode.reward,
-            Self::Turns(totals) => turns(totals, episode).iter().sum(),
-        }
+        let terms = self.terms(episode);
+        terms
+            .iter()
+            .fold(self.earned(episode), |score, term| score + term.value)
+    }
+
+    /// The score without the terms: the filter of groups compares it, since a term of its own would
+    /// make every group differ.
+    pub fn earned(&self, episode: &Episode) -> f64 {
+        self.turns(episode)
+            .map_or(episode.reward, |turns| turns.iter().sum())
     }
 
     /// The reward of each turn, if turns are rewarded.
     pub fn turns(&self, episode: &Episode) -> Option<Vec<f64>> {
-        match self {
-            Self::Last => None,
-            Self::Turns(totals) => Some(turns(totals, episode)),
-        }
+        let totals = self.totals.as_ref()?;
+        let total = totals.get(&episode.task.env).copied().unwrap_or(false);
+        Some(episode.turn_rewards(total))
     }
 
     /// Reward per token of the episode's sequences, concatenated in time order.
@@ -53,27 +75,32 @@ impl Rewards {
     /// # Errors
     /// A turn that points outside its sequence.
     pub fn tokens(&self, episode: &Episode, loss_mask: &[bool]) -> Result<Vec<f64>> {
-        let Self::Turns(totals) = self else {
-            return Ok(place_score(episode.reward, loss_mask));
+        let mut rewards = match self.turns(episode) {
+            None => place_score(episode.reward, loss_mask),
+            Some(turns) => place_turns(episode, &turns, loss_mask)?,
         };
-        let mut starts = vec![0];
-        for sequence in &episode.sequences {
-            starts.push(starts.last().copied().unwrap_or(0) + sequence.token_ids.len());
+        for term in self.terms(episode) {
+            let added = place_score(term.value, loss_mask);
+            rewards.iter_mut().zip(added).for_each(|(to, by)| *to += by);
         }
-        let spans = episode.turns.iter().map(|turn| {
-            // A missing start maps beyond the mask, which is rejected.
-            let start = starts.get(turn.sequence as usize);
-            let start = start.copied().unwrap_or(loss_mask.len());
-            start + turn.policy.0 as usize..start + turn.policy.1 as usize
-        });
-        let rewards: Vec<(Range<usize>, f64)> = spans.zip(turns(totals, episode)).collect();
-        Ok(place_turn_rewards(&rewards, loss_mask)?)
+        Ok(rewards)
     }
 }
 
-fn turns(totals: &BTreeMap<String, bool>, episode: &Episode) -> Vec<f64> {
-    let total = totals.get(&episode.task.env).copied().unwrap_or(false);
-    episode.turn_rewards(total)
+/// The reward of each turn on its last sampled token.
+fn place_turns(episode: &Episode, rewards: &[f64], loss_mask: &[bool]) -> Result<Vec<f64>> {
+    let mut starts = vec![0];
+    for sequence in &episode.sequences {
+        starts.push(starts.last().copied().unwrap_or(0) + sequence.token_ids.len());
+    }
+    let spans = episode.turns.iter().map(|turn| {
+        // A missing start maps beyond the mask, which is rejected.
+        let start = starts.get(turn.sequence as usize);
+        let start = start.copied().unwrap_or(loss_mask.len());
+        start + turn.policy.0 as usize..start + turn.policy.1 as usize
+    });
+    let rewards: Vec<(Range<usize>, f64)> = spans.zip(rewards.iter().copied()).collect();
+    Ok(place_turn_rewards(&rewards, loss_mask)?)
 }
 
 #[cfg(test)]

@@ -315,6 +315,9 @@ function explain(card, credit, e, flat, run) {
   const x = credit.explanation;
   const steps = [];
   if (credit.turn_rewards) steps.push(h("p", {}, "Turn rewards ", h("b", {}, credit.turn_rewards.map((r) => num(r)).join("  "))));
+  for (const term of credit.reward_terms ?? []) {
+    steps.push(h("p", { class: "step" }, `Reward + (${exact(term.value)}): ${term.formula}`));
+  }
   if (credit.kl) {
     const sum = credit.kl.penalties.reduce((all, v) => all + v, 0);
     steps.push(h("p", { class: "step" }, "Each token's reward takes −", h("i", {}, "β"), " · ", credit.kl.estimator, ", ", h("i", {}, "β"), " = ", exact(credit.kl.kl_coef),

@@ -7,7 +7,7 @@ use super::assign::{
 };
 use super::differences::{Difference, differences};
 use crate::iteration::{Given, Iteration, Scored};
-use crate::rewards::Rewards;
+use crate::rewards::{RewardTerm, Rewards};
 use crate::weights::{loss_tokens, minibatch_slots, token_weights};
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{Explanation, explain};
@@ -42,6 +42,9 @@ pub struct EpisodeCredit {
     pub score: f64,
     /// The reward of each turn, if turns are rewarded.
     pub turn_rewards: Option<Vec<f64>>,
+    /// What the run added to the reward; in the score.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reward_terms: Vec<RewardTerm>,
     /// All episodes of its group.
     pub members: Vec<Member>,
     /// Reward per token, KL penalty included; sequences joined in time order.
@@ -184,6 +187,7 @@ impl PlayedIteration {
             left_out,
             score: rewards.score(episode),
             turn_rewards: rewards.turns(episode),
+            reward_terms: rewards.terms(episode),
             members: self.members(plan, group, &rewards),
             rewards: Vec::new(),
             loss_mask: Vec::new(),

@@ -12,6 +12,9 @@ impl EpisodeCredit {
         if let Some(turns) = &self.turn_rewards {
             out.push(format!("turn rewards {}", joined_numbers(turns)));
         }
+        for term in &self.reward_terms {
+            out.push(format!("reward + ({}): {}", term.value, term.formula));
+        }
         if let Some(kl) = &self.kl {
             let sum: f64 = kl.penalties.iter().sum();
             out.push(format!(

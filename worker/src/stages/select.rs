@@ -37,7 +37,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         episodes.extend(own.into_vec());
     }
     let rewards = Rewards::of(plan)?;
-    let score = |episode: &Episode| rewards.score(episode);
+    let score = |episode: &Episode| rewards.earned(episode);
     let (after, metrics) = select(before, &episodes, round, score)?;
     write_json(outputs, artifact_names::SELECTION, "selection", &after).await?;
     metrics::write(outputs, &metrics).await?;
