@@ -64,11 +64,11 @@ fn slot_denominators(plan: &Plan, batch: &[Option<BatchEpisode>]) -> Result<Vec<
 /// A config that the stage refuses too.
 pub fn token_weights(plan: &Plan, batch: &Batch) -> Result<Vec<Vec<f64>>> {
     let Batch::V1(batch) = batch;
-    let aggregation = plan.config.actor_loss()?.aggregation;
+    let loss = plan.config.actor_loss()?;
     let sizes = slot_denominators(plan, batch)?;
     let counts = loss_tokens(batch, 0..sizes.len());
     let weigh = |(counts, size): (&Vec<usize>, Denominator)| {
-        let weights = counts.iter().map(|n| aggregation.token_weight(size, *n));
+        let weights = counts.iter().map(|n| loss.token_weight(size, *n));
         weights.collect()
     };
     Ok(counts.iter().zip(sizes).map(weigh).collect())

@@ -2,7 +2,7 @@
 //! compared with the registries and with the contents of the files.
 
 use agentgym_algorithms::advantages::AdvantageEstimator;
-use agentgym_algorithms::losses::PolicyLoss;
+use agentgym_algorithms::losses::{Aggregation, PolicyLoss};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Architecture;
 use agentgym_tests::files::files_below;
@@ -108,7 +108,7 @@ fn camel(name: &str) -> String {
 
 #[test]
 fn a_usual_change_touches_the_places_that_contributing_lists() {
-    let members: [(&str, Vec<String>); 5] = [
+    let members: [(&str, Vec<String>); 6] = [
         (
             "environment",
             agentgym_envs::builtin::ALL
@@ -128,6 +128,13 @@ fn a_usual_change_touches_the_places_that_contributing_lists() {
             PolicyLoss::ALL
                 .iter()
                 .map(|loss| loss.name().to_owned())
+                .collect(),
+        ),
+        (
+            "loss aggregation",
+            Aggregation::ALL
+                .iter()
+                .map(|aggregation| aggregation.name().to_owned())
                 .collect(),
         ),
         (
@@ -162,7 +169,10 @@ fn a_usual_change_touches_the_places_that_contributing_lists() {
                     _ => vec![member.clone(), format!("Self::{variant}")],
                 };
                 // Another enum by the same names is one more place, and so is a page.
-                let by_variant = matches!(what, "advantage estimator" | "policy loss");
+                let by_variant = matches!(
+                    what,
+                    "advantage estimator" | "policy loss" | "loss aggregation"
+                );
                 names(text, &words) || by_variant && names_variant(text, &variant)
             })
         });

@@ -37,6 +37,9 @@ pub struct ActorLoss {
     pub kl: Option<KlLoss>,
     /// How tokens are weighted.
     pub aggregation: Aggregation,
+    /// The constant of [`Aggregation::SeqMeanTokenSumNorm`]; other aggregations have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_tokens_max: Option<usize>,
 }
 
 impl Default for ActorLoss {
@@ -48,6 +51,7 @@ impl Default for ActorLoss {
             entropy_coeff: 0.001,
             kl: None,
             aggregation: Aggregation::default(),
+            response_tokens_max: None,
         }
     }
 }
@@ -201,10 +205,26 @@ impl ActorLoss {
             self.entropy_coeff.is_finite(),
             "finite",
         )?;
+        if self.aggregation == Aggregation::SeqMeanTokenSumNorm {
+            let constant = self.response_tokens_max.unwrap_or(0);
+            parameter(
+                "response_tokens_max",
+                constant as f64,
+                constant > 0,
+                "at least 1",
+            )?;
+        }
         if let Some(kl) = self.kl {
             parameter("kl_loss_coef", kl.coef, kl.coef.is_finite(), "finite")?;
         }
         Ok(())
+    }
+
+    /// What each loss token of a sequence with so many weighs in a minibatch of size `denominator`.
+    pub fn token_weight(&self, denominator: Denominator, loss_tokens: usize) -> f64 {
+        let constant = self.response_tokens_max.unwrap_or(1);
+        self.aggregation
+            .token_weight(denominator, loss_tokens, constant)
     }
 
     /// Evaluates one sequence of a minibatch of size `denominator`.
@@ -236,7 +256,7 @@ impl ActorLoss {
             loss_tokens: loss_tokens(mask),
             ..ActorSums::default()
         };
-        let weight = self.aggregation.token_weight(denominator, sums.loss_tokens);
+        let weight = self.token_weight(denominator, sums.loss_tokens);
         let mut log_probs = vec![0.0; mask.len()];
         let mut entropies = vec![0.0; mask.len()];
         let policy = PolicyTokens {

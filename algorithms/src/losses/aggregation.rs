@@ -13,6 +13,10 @@ named! {
         TokenMean = "token_mean" or "token-mean",
         /// `Σ_sequences Σ l / sequences` (arXiv:2503.20783, up to a constant).
         SeqMeanTokenSum = "seq_mean_token_sum" or "seq-mean-token-sum",
+        /// `Σ_sequences (Σ l / L) / sequences`, L the most tokens that a response may have: the same for
+        /// every sequence and minibatch, so that neither a short answer nor a batch of short ones weighs
+        /// more per token (Dr. GRPO, arXiv:2503.20783 §3.2 and listing 1).
+        SeqMeanTokenSumNorm = "seq_mean_token_sum_norm" or "seq-mean-token-sum-norm",
         /// `Σ_sequences (Σ l / its loss tokens) / sequences`: every sequence
         /// weighs the same (arXiv:2402.03300 eq. 3).
         SeqMeanTokenMean = "seq_mean_token_mean" or "seq-mean-token-mean",
@@ -80,14 +84,23 @@ pub(crate) fn loss_tokens(loss_mask: &[bool]) -> usize {
 
 impl Aggregation {
     /// The weight of each loss token of a sequence with `loss_tokens` of them, in a
-    /// minibatch of size `denominator`. 0 where there is no loss token.
-    pub fn token_weight(self, denominator: Denominator, loss_tokens: usize) -> f64 {
+    /// minibatch of size `denominator`. 0 where there is no loss token. `response_tokens_max` is
+    /// the constant L, in tokens, at least 1; only [`Aggregation::SeqMeanTokenSumNorm`] reads it.
+    pub fn token_weight(
+        self,
+        denominator: Denominator,
+        loss_tokens: usize,
+        response_tokens_max: usize,
+    ) -> f64 {
         if loss_tokens == 0 || denominator.loss_tokens == 0 || denominator.sequences == 0 {
             return 0.0;
         }
         match self {
             Self::TokenMean => 1.0 / denominator.loss_tokens as f64,
             Self::SeqMeanTokenSum => 1.0 / denominator.sequences as f64,
+            Self::SeqMeanTokenSumNorm => {
+                1.0 / (denominator.sequences as f64 * response_tokens_max.max(1) as f64)
+            }
             Self::SeqMeanTokenMean => 1.0 / (denominator.sequences as f64 * loss_tokens as f64),
             // A minibatch that was not cut is one micro-batch.
             Self::MicroBatchMean => {
@@ -102,6 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::losses::ActorLoss;
 
     #[test]
     fn empty_sequences_do_not_count() {
@@ -114,7 +128,7 @@ mod tests {
             }
         );
         for &aggregation in Aggregation::ALL {
-            assert_eq!(aggregation.token_weight(Denominator::of([0, 0]), 0), 0.0);
+            assert_eq!(aggregation.token_weight(Denominator::of([0, 0]), 0, 1), 0.0);
             // A count of one kind without the other does not divide by zero either.
             for (loss_tokens, sequences) in [(0, 1), (1, 0)] {
                 let torn = Denominator {
@@ -122,7 +136,7 @@ mod tests {
                     sequences,
                     micro_batches: 1,
                 };
-                assert_eq!(aggregation.token_weight(torn, 1), 0.0);
+                assert_eq!(aggregation.token_weight(torn, 1, 1), 0.0);
             }
         }
         // Without micro-batches the field is not serialised, so older records keep their bytes.
@@ -147,11 +161,32 @@ mod tests {
     fn each_aggregation_weighs_differently() {
         let denominator = Denominator::of([3, 1]);
         let weights = |aggregation: Aggregation| {
-            [3, 1].map(|count| aggregation.token_weight(denominator, count))
+            [3, 1].map(|count| aggregation.token_weight(denominator, count, 1))
         };
         assert_eq!(weights(Aggregation::TokenMean), [0.25, 0.25]);
         assert_eq!(weights(Aggregation::SeqMeanTokenSum), [0.5, 0.5]);
         assert_eq!(weights(Aggregation::SeqMeanTokenMean), [1.0 / 6.0, 0.5]);
+    }
+
+    /// Dr. GRPO's listing 1: the sum over a response divided by a constant, averaged over responses. A
+    /// token weighs the same in a short answer and in a long one, and beside short and long ones.
+    #[test]
+    fn a_constant_divisor_knows_no_lengths() {
+        let weight = |batch: &[usize], count| {
+            let size = Denominator::of(batch.iter().copied());
+            Aggregation::SeqMeanTokenSumNorm.token_weight(size, count, 8)
+        };
+        assert_eq!(weight(&[3, 1], 3), 1.0 / 16.0);
+        assert_eq!(weight(&[3, 1], 1), weight(&[7, 8], 8));
+        let loss = |aggregation, response_tokens_max| ActorLoss {
+            aggregation,
+            response_tokens_max,
+            ..ActorLoss::default()
+        };
+        let norm = Aggregation::SeqMeanTokenSumNorm;
+        assert!(loss(norm, Some(8)).validate().is_ok());
+        let message = loss(norm, None).validate().unwrap_err().to_string();
+        assert!(message.contains("response_tokens_max"), "{message}");
     }
 
     /// Two micro-batches of 4 and 2 loss tokens, and one that is empty.
@@ -159,7 +194,7 @@ mod tests {
     fn a_micro_batch_mean_weighs_by_micro_batch() {
         let all = Denominator::of_micro_batches(&[vec![3, 1], vec![2, 0], vec![0]]);
         let weight =
-            |index: usize, count| Aggregation::MicroBatchMean.token_weight(all[index], count);
+            |index: usize, count| Aggregation::MicroBatchMean.token_weight(all[index], count, 1);
         assert_eq!(
             (weight(0, 3), weight(0, 1), weight(1, 2), weight(2, 0)),
             (0.125, 0.125, 0.25, 0.0)
@@ -167,13 +202,13 @@ mod tests {
         // Undivided, it is the token mean; with one sequence each, the sequence mean.
         let whole = Denominator::of([3, 1]);
         assert_eq!(
-            Aggregation::MicroBatchMean.token_weight(whole, 3),
-            Aggregation::TokenMean.token_weight(whole, 3)
+            Aggregation::MicroBatchMean.token_weight(whole, 3, 1),
+            Aggregation::TokenMean.token_weight(whole, 3, 1)
         );
         let single = Denominator::of_micro_batches(&[vec![3], vec![1]]);
         assert_eq!(
-            Aggregation::MicroBatchMean.token_weight(single[0], 3),
-            Aggregation::SeqMeanTokenMean.token_weight(whole, 3)
+            Aggregation::MicroBatchMean.token_weight(single[0], 3, 1),
+            Aggregation::SeqMeanTokenMean.token_weight(whole, 3, 1)
         );
     }
 
@@ -194,7 +229,7 @@ mod tests {
             let denominator = Denominator::of(counts.iter().copied());
             for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean] {
                 let total: f64 =
-                    counts.iter().map(|&count| count as f64 * aggregation.token_weight(denominator, count)).sum();
+                    counts.iter().map(|&count| count as f64 * aggregation.token_weight(denominator, count, 1)).sum();
                 prop_assert!((total - 1.0).abs() < 1e-12);
             }
         }

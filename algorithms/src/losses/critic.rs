@@ -51,6 +51,9 @@ pub struct ValueLoss {
     pub clip: Option<f64>,
     /// How tokens are weighted.
     pub aggregation: Aggregation,
+    /// As [`ActorLoss::response_tokens_max`](super::ActorLoss).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_tokens_max: Option<usize>,
 }
 
 impl Default for ValueLoss {
@@ -58,6 +61,7 @@ impl Default for ValueLoss {
         Self {
             clip: Some(0.5),
             aggregation: Aggregation::default(),
+            response_tokens_max: None,
         }
     }
 }
@@ -151,7 +155,8 @@ impl ValueLoss {
             loss_tokens: loss_tokens(mask),
             ..ValueSums::default()
         };
-        let weight = self.aggregation.token_weight(denominator, sums.loss_tokens);
+        let constant = self.response_tokens_max.unwrap_or(1);
+        let weight = (self.aggregation).token_weight(denominator, sums.loss_tokens, constant);
         let mut coefficients = vec![0.0; mask.len()];
         for t in (0..mask.len()).filter(|&t| mask[t]) {
             let term = value_term(

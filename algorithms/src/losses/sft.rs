@@ -26,7 +26,7 @@ pub fn sft(
 ) -> Result<SftOutput, Error> {
     let sum = sequence_log_prob(log_probs, loss_mask)?;
     let loss_tokens = loss_tokens(loss_mask);
-    let weight = aggregation.token_weight(denominator, loss_tokens);
+    let weight = aggregation.token_weight(denominator, loss_tokens, 1);
     let coefficients = loss_mask
         .iter()
         .map(|&kept| if kept { -weight } else { 0.0 })

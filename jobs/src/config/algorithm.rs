@@ -91,6 +91,7 @@ impl Config {
             entropy_coeff: actor.entropy_coeff,
             kl,
             aggregation: actor.loss_agg_mode.value,
+            response_tokens_max: self.constant_divisor(actor.loss_agg_mode.value),
         };
         loss.validate()
             .map_err(|e| Error::value(KEY, e.to_string()))?;
@@ -102,7 +103,15 @@ impl Config {
         ValueLoss {
             clip: self.critic.cliprange_value,
             aggregation: self.critic.loss_agg_mode.value,
+            response_tokens_max: self.constant_divisor(self.critic.loss_agg_mode.value),
         }
+    }
+
+    /// L of `seq_mean_token_sum_norm`.
+    fn constant_divisor(&self, aggregation: Aggregation) -> Option<usize> {
+        let rollout = &self.actor_rollout_ref.rollout;
+        let constant = self.data.max_response_length.min(rollout.response_length);
+        (aggregation == Aggregation::SeqMeanTokenSumNorm).then_some(constant)
     }
 
     /// Checks what the algorithm's keys say together.

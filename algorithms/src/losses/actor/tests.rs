@@ -109,7 +109,7 @@ proptest! {
         let (log_probs, entropies) = (column(&minibatch, |token| token.1), column(&minibatch, |token| token.4));
         for &aggregation in Aggregation::ALL {
             for kl in std::iter::once(None).chain(KlEstimator::ALL.iter().map(|&estimator| Some(KlLoss { estimator, coef: 0.3 }))) {
-                let loss = ActorLoss { policy: PolicyLoss::Ppo, clip: ClipRange { low: clip / 2.0, high: clip }, dual_clip: dual, entropy_coeff: 0.05, kl, aggregation };
+                let loss = ActorLoss { policy: PolicyLoss::Ppo, clip: ClipRange { low: clip / 2.0, high: clip }, dual_clip: dual, entropy_coeff: 0.05, kl, aggregation, response_tokens_max: Some(7) };
                 let (_, by_log_prob, by_entropy) = whole(&loss, &minibatch, &log_probs, &entropies);
                 assert_is_gradient(|moved| whole(&loss, &minibatch, moved, &entropies).0, &log_probs, &by_log_prob, "log_prob");
                 assert_is_gradient(|moved| whole(&loss, &minibatch, &log_probs, moved).0, &entropies, &by_entropy, "entropy");

@@ -148,7 +148,7 @@ pub const KEYS: &[KeySpec] = &[
     id("actor_rollout_ref.actor.use_kl_loss", "false", "KL to the reference policy in the loss"),
     id("actor_rollout_ref.actor.kl_loss_coef", "0.001", "its weight").within(real(0.0, 1e6, FACTOR)),
     id("actor_rollout_ref.actor.kl_loss_type", "low_var_kl", "k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"),
-    id("actor_rollout_ref.actor.loss_agg_mode", "token_mean", "token_mean, seq_mean_token_sum, seq_mean_token_mean or micro_batch_mean"),
+    id("actor_rollout_ref.actor.loss_agg_mode", "token_mean", "token_mean, seq_mean_token_sum, seq_mean_token_sum_norm (Dr. GRPO: over data.max_response_length), seq_mean_token_mean or micro_batch_mean"),
     id("actor_rollout_ref.actor.grad_clip", "1.0", "largest global gradient norm").within(above(0.0, 1e12, NORM)),
     option("actor_rollout_ref.actor.share_prefixes", "true", "training computes what a unit's sequences have in common once").older("false"),
     id("actor_rollout_ref.actor.optim.lr", "1e-6", "learning rate").within(above(0.0, 100.0, RATE)),
