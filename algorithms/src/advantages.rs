@@ -25,7 +25,7 @@ use crate::error::{Error, all_finite, parameter};
 use crate::names::named;
 use serde::Serialize;
 
-pub use episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
+pub use episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages, TurnTokens};
 pub use explain::{Labelled, Reasons};
 pub use gae::{Gae, gae};
 pub use group::{grpo, rloo};
@@ -59,6 +59,11 @@ impl AdvantageEstimator {
     /// Whether the estimator compares the episodes of a group, so that a group
     /// with a single member left carries no signal.
     pub fn needs_groups(self) -> bool {
+        matches!(self, Self::Grpo | Self::Rloo)
+    }
+
+    /// Whether all sampled tokens of an episode have the same advantage.
+    pub fn is_by_episode(self) -> bool {
         matches!(self, Self::Grpo | Self::Rloo)
     }
 

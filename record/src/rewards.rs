@@ -89,18 +89,23 @@ impl Rewards {
 
 /// The reward of each turn on its last sampled token.
 fn place_turns(episode: &Episode, rewards: &[f64], loss_mask: &[bool]) -> Result<Vec<f64>> {
+    let turns = turn_tokens(episode).zip(rewards.iter().copied());
+    Ok(place_turn_rewards(&turns.collect::<Vec<_>>(), loss_mask)?)
+}
+
+/// The policy's tokens of each turn, among those of all sequences in time order.
+pub(crate) fn turn_tokens(episode: &Episode) -> impl Iterator<Item = Range<usize>> {
     let mut starts = vec![0];
     for sequence in &episode.sequences {
         starts.push(starts.last().copied().unwrap_or(0) + sequence.token_ids.len());
     }
-    let spans = episode.turns.iter().map(|turn| {
-        // A missing start maps beyond the mask, which is rejected.
-        let start = starts.get(turn.sequence as usize);
-        let start = start.copied().unwrap_or(loss_mask.len());
+    episode.turns.iter().map(move |turn| {
+        // A sequence that is not there maps beyond all tokens, which is rejected.
+        let last = starts.last().copied();
+        let start = starts.get(turn.sequence as usize).copied().or(last);
+        let start = start.unwrap_or(0);
         start + turn.policy.0 as usize..start + turn.policy.1 as usize
-    });
-    let rewards: Vec<(Range<usize>, f64)> = spans.zip(rewards.iter().copied()).collect();
-    Ok(place_turn_rewards(&rewards, loss_mask)?)
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,16 @@
 //! The input, the options and the output of an estimator.
 
 use crate::error::{Error, same_length};
+use std::ops::Range;
+
+/// A turn of an episode, as the estimators see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnTokens<'a> {
+    /// What the policy answers in it: the prompt, or the observation after the turn before.
+    pub state: &'a str,
+    /// The policy's tokens, in time order among those of the episode.
+    pub tokens: Range<usize>,
+}
 
 /// One episode as the estimators see it. Slices are `[tokens]`.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +24,8 @@ pub struct EpisodeTokens<'a> {
     pub rewards: &'a [f64],
     /// The critic's value per token (GAE).
     pub values: Option<&'a [f64]>,
+    /// In time order.
+    pub turns: &'a [TurnTokens<'a>],
     /// Reward of the greedy episode of the same task (ReMax).
     pub baseline: Option<f64>,
 }

@@ -30,6 +30,7 @@ impl Case {
             loss_mask: &self.masks[i],
             rewards: &rewards[i],
             values: Some(&self.values[i]),
+            turns: &[],
             baseline: None,
         };
         (0..rewards.len()).map(episode).collect()
@@ -171,6 +172,7 @@ fn empty_masks_give_zeros() {
     let mask = [false; 3];
     let rewards = place_score(1.0, &mask);
     let episode = EpisodeTokens {
+        turns: &[],
         group: 0,
         loss_mask: &mask,
         rewards: &rewards,
@@ -186,6 +188,7 @@ fn empty_masks_give_zeros() {
 #[test]
 fn errors_say_what_is_missing() {
     let bare = EpisodeTokens {
+        turns: &[],
         group: 0,
         loss_mask: &[true],
         rewards: &[1.0],
@@ -306,6 +309,7 @@ proptest! {
         let masks = stream(&tokens, |t| t.0);
         let (rewards, values) = (stream(&tokens, |t| t.1), stream(&tokens, |t| t.2));
         let episodes: Vec<EpisodeTokens<'_>> = (0..tokens.len()).map(|i| EpisodeTokens {
+            turns: &[],
             group: ids[i],
             loss_mask: &masks[i],
             rewards: &rewards[i],
@@ -387,6 +391,7 @@ fn rewards_of_turns_reach_the_estimators_that_run_over_tokens() {
     // A group estimator compares the sums of the rewards and ignores turns.
     let last = place_score(0.5, &mask);
     let episode = |rewards| EpisodeTokens {
+        turns: &[],
         group: 0,
         loss_mask: &mask,
         rewards,
@@ -433,6 +438,7 @@ fn rewards_beyond_all_bounds_are_refused_and_not_turned_into_nothing() {
         ] {
             let rewards = [[large], [-large]];
             let episodes = rewards.each_ref().map(|rewards| EpisodeTokens {
+                turns: &[],
                 group,
                 loss_mask: &mask,
                 rewards,

@@ -159,7 +159,7 @@ impl Config {
             return Err(Error::value(
                 "algorithm.filter_groups.enable",
                 format!(
-                    "{} learns from groups of equal rewards too; the filter is for grpo and rloo",
+                    "{} learns from groups of equal rewards too; the filter is for estimators that compare the episodes of a group, such as grpo",
                     algorithm.adv_estimator
                 ),
             ));

@@ -6,10 +6,10 @@
 
 use crate::documents::KlState;
 use crate::iteration::{Given, Scored};
-use crate::rewards::Rewards;
+use crate::rewards::{Rewards, turn_tokens};
 use crate::weights::wide;
 use crate::{Error, Result};
-use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate};
+use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, TurnTokens, estimate};
 use agentgym_algorithms::groups::{Group, collect, has_company};
 use agentgym_algorithms::importance::behaviour_log_probs;
 use agentgym_algorithms::kl::{masked_mean, penalty};
@@ -77,6 +77,7 @@ pub(super) struct Prepared<'a> {
     /// Their scores before a KL penalty.
     scores: Vec<f64>,
     pub(super) joined: Vec<Joined>,
+    turns: Vec<Vec<TurnTokens<'a>>>,
     kl: Option<KlState>,
 }
 
@@ -95,6 +96,7 @@ impl<'a> Prepared<'a> {
             None => None,
         };
         Ok(Self {
+            turns: members.iter().map(|s| turns(&s.episode)).collect(),
             members,
             scores,
             joined,
@@ -104,16 +106,27 @@ impl<'a> Prepared<'a> {
 
     /// As the estimator reads them.
     pub(super) fn episodes(&self, given: &Given) -> Vec<EpisodeTokens<'_>> {
-        let both = self.joined.iter().zip(&self.members);
-        both.map(|(joined, member)| EpisodeTokens {
+        let all = self.joined.iter().zip(&self.members).zip(&self.turns);
+        all.map(|((joined, member), turns)| EpisodeTokens {
             group: u64::from(member.episode.group),
             loss_mask: &joined.loss_mask,
             rewards: &joined.rewards,
             values: joined.values.as_deref(),
+            turns,
             baseline: given.baselines.get(&member.episode.group).copied(),
         })
         .collect()
     }
+}
+
+/// The turns of an episode, each with what the policy answers in it.
+fn turns(episode: &Episode) -> Vec<TurnTokens<'_>> {
+    let seen = episode.turns.iter().map(|turn| turn.observation.as_str());
+    let states = std::iter::once(episode.prompt.as_str()).chain(seen);
+    let turns = states.zip(turn_tokens(episode));
+    turns
+        .map(|(state, tokens)| TurnTokens { state, tokens })
+        .collect()
 }
 
 /// The constants of the plan's estimator.
@@ -167,6 +180,7 @@ impl Credit {
             scores,
             joined,
             kl,
+            ..
         } = prepared;
         let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
         let estimator = config.algorithm.adv_estimator;
@@ -348,7 +362,7 @@ pub(super) fn episode_advantage(plan: &Plan, advantages: &[f64], loss_mask: &[bo
         .zip(loss_mask)
         .filter_map(|(advantage, kept)| kept.then_some(*advantage))
         .collect();
-    match plan.config.algorithm.adv_estimator.needs_groups() {
+    match plan.config.algorithm.adv_estimator.is_by_episode() {
         true => own.first().copied().unwrap_or(0.0),
         false => own.iter().sum::<f64>() / own.len().max(1) as f64,
     }
