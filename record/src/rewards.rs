@@ -3,7 +3,7 @@
 //! reward asks here, so a new term stands in [`Rewards::terms`] and nowhere else.
 
 use crate::{Error, Result};
-use agentgym_algorithms::advantages::{place_score, place_turn_rewards};
+use agentgym_algorithms::advantages::{OverlongBuffer, place_score, place_turn_rewards};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use std::ops::Range;
 pub struct Rewards {
     /// Where turns are rewarded: whether each environment reports a running total.
     totals: Option<BTreeMap<String, bool>>,
+    overlong: Option<OverlongBuffer>,
 }
 
 /// What is added to the reward of an episode before an estimator reads it.
@@ -40,12 +41,23 @@ impl Rewards {
                 true => Some(totals.collect::<Result<_>>()?),
                 false => None,
             },
+            overlong: plan.config.overlong_buffer()?,
         })
     }
 
     /// What is added to the reward that was earned.
-    pub fn terms(&self, _: &Episode) -> Vec<RewardTerm> {
-        Vec::new()
+    pub fn terms(&self, episode: &Episode) -> Vec<RewardTerm> {
+        let overlong = self.overlong.iter().map(|buffer| {
+            let tokens = response_tokens(episode);
+            RewardTerm {
+                value: buffer.penalty(tokens),
+                formula: format!(
+                    "overlong penalty (DAPO): {tokens} tokens after the prompt, of at most {}, of which the last {} cost up to {}",
+                    buffer.response_tokens_max, buffer.buffer_tokens, buffer.penalty_factor
+                ),
+            }
+        });
+        overlong.collect()
     }
 
     /// The episode's score, which group estimators compare.
@@ -85,6 +97,17 @@ impl Rewards {
         }
         Ok(rewards)
     }
+}
+
+/// Tokens after the first prompt, observations included; of its longest sequence where its context was
+/// rewritten.
+fn response_tokens(episode: &Episode) -> usize {
+    let after = episode.sequences.iter().map(|sequence| {
+        let mask = &sequence.loss_mask;
+        let prompt = mask.iter().position(|&sampled| sampled);
+        mask.len() - prompt.unwrap_or(mask.len())
+    });
+    after.max().unwrap_or(0)
 }
 
 /// The reward of each turn on its last sampled token.
@@ -156,6 +179,22 @@ mod tests {
             total.tokens(&played, &mask).unwrap(),
             [0.0, 0.0, 0.0, 0.5, 0.0, 0.25]
         );
+        // What the run adds is on the last sampled token, and in the score.
+        let most = plan(&[]).config.response_tokens_max();
+        let long = format!("reward.overlong_buffer.len={}", most - 1);
+        let long = Rewards::of(&plan(&[&long, "reward.overlong_buffer.penalty_factor=2"])).unwrap();
+        let [term] = &long.terms(&played)[..] else {
+            panic!("one term")
+        };
+        // Of the four tokens after the prompt three are in the buffer.
+        let penalty = -3.0 / (most - 1) as f64 * 2.0;
+        assert_eq!(term.value, penalty);
+        assert!(term.formula.contains("4 tokens after the prompt"));
+        assert_eq!(
+            (long.earned(&played), long.score(&played)),
+            (0.75, 0.75 + penalty)
+        );
+        assert_eq!(long.tokens(&played, &mask).unwrap()[5], 0.75 + penalty);
         // A turn that was answered without the environment earns and loses nothing.
         played.turns[1].reward = None;
         assert_eq!(total.score(&played), 0.5);

@@ -7,7 +7,7 @@ use super::{Config, KlCtrl, KlCtrlType, Optim, Pipeline, RolloutCorrection};
 use crate::{Error, Result};
 use agentgym_algorithms::{
     ActorLoss, Aggregation, ClipRange, ImportanceCorrection, KlController, LearningRate, ValueLoss,
-    losses::KlLoss,
+    advantages::OverlongBuffer, losses::KlLoss,
 };
 
 impl Config {
@@ -109,9 +109,34 @@ impl Config {
 
     /// L of `seq_mean_token_sum_norm`.
     fn constant_divisor(&self, aggregation: Aggregation) -> Option<usize> {
-        let rollout = &self.actor_rollout_ref.rollout;
-        let constant = self.data.max_response_length.min(rollout.response_length);
+        let constant = self.response_tokens_max();
         (aggregation == Aggregation::SeqMeanTokenSumNorm).then_some(constant)
+    }
+
+    /// Most tokens after the prompt.
+    pub fn response_tokens_max(&self) -> usize {
+        let rollout = &self.actor_rollout_ref.rollout;
+        self.data.max_response_length.min(rollout.response_length)
+    }
+
+    /// The penalty of long episodes, if there is one.
+    ///
+    /// # Errors
+    /// Constants for which it means nothing.
+    pub fn overlong_buffer(&self) -> Result<Option<OverlongBuffer>> {
+        let keys = self.reward.overlong_buffer;
+        let buffer = OverlongBuffer {
+            response_tokens_max: self.response_tokens_max(),
+            buffer_tokens: keys.len,
+            penalty_factor: keys.penalty_factor,
+        };
+        if keys.len == 0 {
+            return Ok(None);
+        }
+        buffer
+            .validate()
+            .map_err(|e| Error::value("reward.overlong_buffer", e.to_string()))?;
+        Ok(Some(buffer))
     }
 
     /// Checks what the algorithm's keys say together.
@@ -130,6 +155,7 @@ impl Config {
             ));
         }
         self.check_filter()?;
+        self.overlong_buffer()?;
         self.kl_controller()?;
         self.importance_correction()?;
         let loss = self.actor_loss()?;

@@ -77,7 +77,7 @@ impl Plan {
     pub fn context_tokens(&self) -> usize {
         let (data, rollout) = (&self.config.data, &self.config.actor_rollout_ref.rollout);
         let prompt = data.max_prompt_length.min(rollout.prompt_length);
-        let response = data.max_response_length.min(rollout.response_length);
+        let response = self.config.response_tokens_max();
         rollout.max_model_len.min(prompt.saturating_add(response))
     }
 

@@ -44,7 +44,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
     Rules {
         rounds_max,
         prompt_tokens_max: config.data.max_prompt_length.min(rollout.prompt_length),
-        response_tokens_max: config.data.max_response_length.min(rollout.response_length),
+        response_tokens_max: config.response_tokens_max(),
         context_tokens_max: rollout.max_model_len,
         turn_tokens_max: rollout.max_tokens,
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),

@@ -253,6 +253,9 @@ pub const KEYS: &[KeySpec] = &[
     bind("reward.batch_size", "16", "most trajectories of one request to it").within(whole(1, 100_000, "a request is held in memory")),
     bind("reward.timeout_s", "60", "a request that takes longer has failed").within(seconds(0.001)),
     bind("reward.retries", "4", "further requests after a failed one, before the attempt of the part fails").within(whole(0, MILLION, ANY)),
+    option("reward.overlong_buffer.len", "0", "the last tokens of data.max_response_length, which cost the more of penalty_factor the more an episode has of them (DAPO); 0: off")
+        .within(whole(0, 100 * MILLION, TOKENS)),
+    option("reward.overlong_buffer.penalty_factor", "1.0", "taken off the reward of an episode that has all of them").within(real(0.0, 1e6, FACTOR)),
     // critic (algorithm.adv_estimator: gae)
     option("critic.model.path", "null", "folder, hub id or tiny?… of the critic's trunk; default: the start policy's"),
     bind("critic.model.enable_gradient_checkpointing", "${actor_rollout_ref.model.enable_gradient_checkpointing}", "the same for the critic"),

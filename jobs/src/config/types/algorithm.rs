@@ -98,6 +98,13 @@ pub struct Reward {
     pub batch_size: usize,
     pub timeout_s: f64,
     pub retries: u32,
+    pub overlong_buffer: OverlongKeys,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OverlongKeys {
+    pub len: usize,
+    pub penalty_factor: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
