@@ -60,7 +60,7 @@ killed() {
   submit "$name" run configs/smoke.yaml run.id=smoke
 }
 
-runs='smoke killed fork shards rloo reinforce_plus_plus remax filter_groups kl_loss kl_reward sequence_mean
+runs='smoke killed fork shards rloo gigpo reinforce_plus_plus remax filter_groups kl_loss kl_reward sequence_mean
 truncated lag limited_context qwen3 ppo lora sft sft_epochs dpo dpo_lora agentevol eval
 searchqa'
 
@@ -74,7 +74,7 @@ make_run() {
       submit fork fork fork --iteration 1 run.id=child actor_rollout_ref.actor.optim.lr=2e-4
       ;;
     shards) play shards smoke jobs.update_shards=3 jobs.workers=2 jobs.threads=1 ;;
-    rloo | reinforce_plus_plus) play "$name" smoke "${short[@]}" "algorithm.adv_estimator=$name" ;;
+    rloo | gigpo | reinforce_plus_plus) play "$name" smoke "${short[@]}" "algorithm.adv_estimator=$name" ;;
     remax) play remax smoke "${short[@]}" algorithm.adv_estimator=remax data.seed=2 ;;
     filter_groups) play "$name" smoke "${short[@]}" algorithm.filter_groups.enable=true algorithm.filter_groups.max_num_gen_batches=2 ;;
     kl_loss) play "$name" smoke "${short[@]}" actor_rollout_ref.actor.use_kl_loss=true actor_rollout_ref.actor.kl_loss_coef=0.01 ;;

@@ -1,8 +1,8 @@
 //! How much credit each token gets.
 //!
 //! An estimator turns the rewards of an iteration's episodes into one advantage
-//! per token. GRPO and RLOO compare the episodes of a group; ReMax compares with
-//! a greedy episode; GAE and REINFORCE++ run backwards over the tokens.
+//! per token. GRPO and RLOO compare the episodes of a group, and GiGPO their turns too; ReMax
+//! compares with a greedy episode; GAE and REINFORCE++ run backwards over the tokens.
 //!
 //! Two rules hold for all of them. First, an episode's score is placed on the last token that
 //! the policy produced ([`place_score`]), and a turn's reward on the turn's last policy token
@@ -15,6 +15,7 @@
 mod episode;
 mod explain;
 mod gae;
+mod gigpo;
 mod group;
 mod overlong;
 mod reinforce_plus_plus;
@@ -47,6 +48,8 @@ named! {
         ReinforcePlusPlus = "reinforce_plus_plus",
         /// Leave-one-out: [`rloo`].
         Rloo = "rloo",
+        /// Group-relative by episode and by turn (`gigpo.rs`).
+        Gigpo = "gigpo",
         /// Return minus the reward of a greedy episode: [`fn@remax`].
         Remax = "remax",
     }
@@ -61,7 +64,7 @@ impl AdvantageEstimator {
     /// Whether the estimator compares the episodes of a group, so that a group
     /// with a single member left carries no signal.
     pub fn needs_groups(self) -> bool {
-        matches!(self, Self::Grpo | Self::Rloo)
+        matches!(self, Self::Grpo | Self::Rloo | Self::Gigpo)
     }
 
     /// Whether all sampled tokens of an episode have the same advantage.
@@ -83,6 +86,7 @@ impl AdvantageEstimator {
                 (reinforce_plus_plus::estimate, reinforce_plus_plus::explain)
             }
             Self::Rloo => (group::estimate_rloo, group::explain_rloo),
+            Self::Gigpo => (gigpo::estimate, gigpo::explain),
             Self::Remax => (remax::estimate, remax::explain),
         };
         Formula { estimate, explain }

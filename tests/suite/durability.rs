@@ -200,6 +200,20 @@ async fn rloo_survives_kills() {
     survives(SMOKE, &options, 13, 3).await;
 }
 
+/// Turns compared with the turns of their group that answered the same, over rewards by turn that
+/// shrink with the length of an episode.
+#[tokio::test(flavor = "multi_thread")]
+async fn gigpo_survives_kills() {
+    let own = [
+        "algorithm.adv_estimator=gigpo",
+        "algorithm.gamma=0.9",
+        "algorithm.turn_rewards=true",
+        "reward.overlong_buffer.len=64",
+        "actor_rollout_ref.actor.loss_agg_mode=seq_mean_token_sum_norm",
+    ];
+    survives(SMOKE, &[&SHORT[..], &own].concat(), 23, 3).await;
+}
+
 /// Per-token returns, whitened over the batch, with the KL penalty in the reward.
 #[tokio::test(flavor = "multi_thread")]
 async fn reinforce_plus_plus_survives_kills() {

@@ -37,8 +37,10 @@ pub struct AdvantageOptions {
     pub gamma: f64,
     /// GAE's λ.
     pub lam: f64,
-    /// Whether GRPO divides by the group's standard deviation.
+    /// Whether GRPO and GiGPO divide by the group's standard deviation.
     pub norm_by_std: bool,
+    /// GiGPO's ω: what a turn's advantage weighs beside its episode's.
+    pub step_advantage_weight: f64,
 }
 
 impl Default for AdvantageOptions {
@@ -47,6 +49,7 @@ impl Default for AdvantageOptions {
             gamma: 1.0,
             lam: 1.0,
             norm_by_std: true,
+            step_advantage_weight: 1.0,
         }
     }
 }

@@ -31,20 +31,7 @@ pub(super) fn explain_grpo(
     index: usize,
 ) -> Result<Reasons, Error> {
     let (score, group, mut reasons) = compared("GRPO", episodes, index)?;
-    let against = Against::grpo(&group, options.norm_by_std)?;
-    let (mean, advantage) = (against.mean, against.advantage(score));
-    match against.std {
-        Some(std) => {
-            let epsilon = against.epsilon;
-            let line = format!("({score} − {mean}) / ({std} + {epsilon}) = {advantage}");
-            reasons.say(line);
-            reasons.number([("mean", mean), ("std", std), ("epsilon", epsilon)]);
-        }
-        None => {
-            reasons.say(format!("{score} − {mean} = {advantage}"));
-            reasons.number([("mean", mean)]);
-        }
-    }
+    Against::grpo(&group, options.norm_by_std)?.explain(score, &mut reasons);
     Ok(reasons)
 }
 
@@ -69,13 +56,12 @@ pub(super) fn explain_rloo(
 }
 
 /// The score of an episode, its group, and what is said of both.
-fn compared(
+pub(super) fn compared(
     estimator: &str,
     episodes: &[EpisodeTokens<'_>],
     index: usize,
 ) -> Result<(f64, Group, Reasons), Error> {
-    let scores = episodes.iter().map(EpisodeTokens::score);
-    let scores = scores.collect::<Result<Vec<_>, _>>()?;
+    let scores = scores(episodes)?;
     let ids: Vec<u64> = episodes.iter().map(|episode| episode.group).collect();
     let mut groups = groups::collect(&scores, &ids)?.into_iter();
     let group = groups.find(|group| group.id == ids[index]);
@@ -88,13 +74,17 @@ fn compared(
     Ok((scores[index], group, reasons))
 }
 
+/// The score of each episode.
+pub(super) fn scores(episodes: &[EpisodeTokens<'_>]) -> Result<Vec<f64>, Error> {
+    episodes.iter().map(EpisodeTokens::score).collect()
+}
+
 /// One advantage per episode, on each of its policy tokens.
 fn by_score(
     episodes: &[EpisodeTokens<'_>],
     estimator: impl FnOnce(&[f64], &[u64]) -> Result<Vec<f64>, Error>,
 ) -> Result<TokenAdvantages, Error> {
-    let scores = episodes.iter().map(EpisodeTokens::score);
-    let scores = scores.collect::<Result<Vec<_>, _>>()?;
+    let scores = scores(episodes)?;
     let groups: Vec<u64> = episodes.iter().map(|episode| episode.group).collect();
     let per_episode = estimator(&scores, &groups)?;
     let rows = per_episode.iter().zip(episodes);
@@ -128,11 +118,11 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
 
 /// What a score is compared with inside its group.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Against {
+pub(super) struct Against {
     /// Is subtracted from the score.
-    mean: f64,
+    pub(super) mean: f64,
     /// Standard deviation of the group, if it is divided by.
-    std: Option<f64>,
+    pub(super) std: Option<f64>,
     /// What is added to the standard deviation.
     epsilon: f64,
     /// For a leave-one-out baseline, the size of the group: the difference is
@@ -142,7 +132,7 @@ struct Against {
 
 impl Against {
     /// GRPO's comparison.
-    fn grpo(group: &Group, norm_by_std: bool) -> Result<Self, Error> {
+    pub(super) fn grpo(group: &Group, norm_by_std: bool) -> Result<Self, Error> {
         let (mean, std) = if group.members.len() == 1 {
             (0.0, 1.0)
         } else {
@@ -172,8 +162,26 @@ impl Against {
         }
     }
 
+    /// GRPO's formula with the numbers of a score; returns the advantage.
+    pub(super) fn explain(&self, score: f64, reasons: &mut Reasons) -> f64 {
+        let (mean, advantage) = (self.mean, self.advantage(score));
+        match self.std {
+            Some(std) => {
+                let epsilon = self.epsilon;
+                let line = format!("({score} − {mean}) / ({std} + {epsilon}) = {advantage}");
+                reasons.say(line);
+                reasons.number([("mean", mean), ("std", std), ("epsilon", epsilon)]);
+            }
+            None => {
+                reasons.say(format!("{score} − {mean} = {advantage}"));
+                reasons.number([("mean", mean)]);
+            }
+        }
+        advantage
+    }
+
     /// The advantage of a score.
-    fn advantage(&self, score: f64) -> f64 {
+    pub(super) fn advantage(&self, score: f64) -> f64 {
         match (self.leave_one_out, self.std) {
             (Some(size), _) => {
                 let size = size as f64;

@@ -61,7 +61,9 @@ fn what_each_estimator_reads() {
     };
     for estimator in AdvantageEstimator::ALL {
         let expected = match estimator {
-            AdvantageEstimator::Grpo | AdvantageEstimator::Rloo => (true, false, false),
+            AdvantageEstimator::Grpo | AdvantageEstimator::Rloo | AdvantageEstimator::Gigpo => {
+                (true, false, false)
+            }
             AdvantageEstimator::Gae => (false, true, false),
             AdvantageEstimator::Remax => (false, false, true),
             AdvantageEstimator::ReinforcePlusPlus => (false, false, false),
@@ -107,7 +109,7 @@ fn golden_token_estimators() {
                 let options = AdvantageOptions {
                     gamma: expected["gamma"].as_f64().unwrap(),
                     lam: expected.get("lam").map_or(1.0, |lam| lam.as_f64().unwrap()),
-                    norm_by_std: true,
+                    ..AdvantageOptions::default()
                 };
                 let found = estimate(estimator, &case.episodes(&rewards), &options).unwrap();
                 case.assert_equal_inside(
@@ -219,7 +221,7 @@ fn errors_say_what_is_missing() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("grpo, gae, reinforce_plus_plus, rloo, remax"),
+        error.contains("grpo, gae, reinforce_plus_plus, rloo, gigpo, remax"),
         "{error}"
     );
     let from_json: AdvantageEstimator = serde_json::from_str("\"rloo\"").unwrap();
@@ -308,15 +310,20 @@ proptest! {
         }
         let masks = stream(&tokens, |t| t.0);
         let (rewards, values) = (stream(&tokens, |t| t.1), stream(&tokens, |t| t.2));
+        // Turns of three tokens, which answer one of two observations.
+        let turns: Vec<Vec<TurnTokens<'_>>> = masks.iter().map(|mask| (0..mask.len().div_ceil(3)).map(|k| TurnTokens {
+            state: if mask[3 * k] { "here" } else { "there" },
+            tokens: 3 * k..mask.len().min(3 * k + 3),
+        }).collect()).collect();
         let episodes: Vec<EpisodeTokens<'_>> = (0..tokens.len()).map(|i| EpisodeTokens {
-            turns: &[],
+            turns: &turns[i],
             group: ids[i],
             loss_mask: &masks[i],
             rewards: &rewards[i],
             values: Some(&values[i]),
             baseline: Some(baseline),
         }).collect();
-        let options = AdvantageOptions { gamma: options.0, lam: options.1, norm_by_std: options.2 };
+        let options = AdvantageOptions { gamma: options.0, lam: options.1, norm_by_std: options.2, ..AdvantageOptions::default() };
         let bits = |row: &[f64]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         for &estimator in AdvantageEstimator::ALL {
             let whole = estimate(estimator, &episodes, &options).unwrap();
@@ -330,11 +337,13 @@ proptest! {
                 let stream = |label: &str| one.reasons.streams.iter().find(|s| s.label == label).unwrap().value.clone();
                 let mean = number("mean").unwrap_or(0.0);
                 let difference = one.score - mean;
+                let grpo = match number("std") {
+                    Some(std) => difference / (std + number("epsilon").unwrap()),
+                    None => difference,
+                };
                 let by_hand: Vec<f64> = match estimator {
-                    AdvantageEstimator::Grpo => vec![match number("std") {
-                        Some(std) => difference / (std + number("epsilon").unwrap()),
-                        None => difference,
-                    }; mask.len()],
+                    AdvantageEstimator::Grpo => vec![grpo; mask.len()],
+                    AdvantageEstimator::Gigpo => stream("A of the turn").iter().map(|a| grpo + number("step_advantage_w").unwrap() * a).collect(),
                     AdvantageEstimator::Rloo => vec![match number("size") {
                         Some(k) => difference * k / (k - 1.0),
                         None => one.score,

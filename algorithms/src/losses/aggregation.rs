@@ -15,7 +15,7 @@ named! {
         SeqMeanTokenSum = "seq_mean_token_sum" or "seq-mean-token-sum",
         /// `Σ_sequences (Σ l / L) / sequences`, L the most tokens that a response may have: the same for
         /// every sequence and minibatch, so that neither a short answer nor a batch of short ones weighs
-        /// more per token (Dr. GRPO, arXiv:2503.20783 §3.2 and listing 1).
+        /// more per token (Dr. GRPO, arXiv:2503.20783 §3.2).
         SeqMeanTokenSumNorm = "seq_mean_token_sum_norm" or "seq-mean-token-sum-norm",
         /// `Σ_sequences (Σ l / its loss tokens) / sequences`: every sequence
         /// weighs the same (arXiv:2402.03300 eq. 3).
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(weights(Aggregation::SeqMeanTokenMean), [1.0 / 6.0, 0.5]);
     }
 
-    /// Dr. GRPO's listing 1: the sum over a response divided by a constant, averaged over responses. A
+    /// Dr. GRPO: the sum over a response divided by a constant, averaged over responses. A
     /// token weighs the same in a short answer and in a long one, and beside short and long ones.
     #[test]
     fn a_constant_divisor_knows_no_lengths() {

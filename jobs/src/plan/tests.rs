@@ -89,7 +89,7 @@ fn wrong_types_and_impossible_arithmetic_name_the_key() {
         ),
         (
             "algorithm.adv_estimator=reinforce",
-            "grpo, gae, reinforce_plus_plus, rloo, remax",
+            "grpo, gae, reinforce_plus_plus, rloo, gigpo, remax",
         ),
         (
             "actor_rollout_ref.actor.loss_agg_mode=mean",

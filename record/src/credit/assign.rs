@@ -136,6 +136,7 @@ pub(super) fn options(plan: &Plan) -> AdvantageOptions {
         gamma: algorithm.gamma,
         lam: algorithm.lam,
         norm_by_std: algorithm.norm_adv_by_std_in_grpo,
+        step_advantage_weight: algorithm.gigpo.step_advantage_w,
     }
 }
 

@@ -222,13 +222,15 @@ pub const KEYS: &[KeySpec] = &[
     option("actor_rollout_ref.agentgym.record_actions", "false",
         "record the possible actions of every turn; one more call per turn where they have a path of their own"),
     // algorithm
-    id("algorithm.adv_estimator", "grpo", "grpo, gae, reinforce_plus_plus, rloo or remax"),
+    id("algorithm.adv_estimator", "grpo", "grpo, gae, reinforce_plus_plus, rloo, gigpo or remax"),
     id("algorithm.norm_adv_by_std_in_grpo", "true", "divide by the group's standard deviation"),
     id("algorithm.gamma", "1.0", "discount").within(real(0.0, 1.0, SHARE).of_stored_plans()),
     id("algorithm.lam", "1.0", "GAE lambda").within(real(0.0, 1.0, SHARE).of_stored_plans()),
     id("algorithm.lag", "0", "iterations between the sampling and the trained policy")
         .within(whole(0, 100, "every policy of the lag is kept and samples get older with it")),
     id("algorithm.overlong", "keep", "keep: a horizon or length outcome keeps its reward; mask: it is not trained on"),
+    option("algorithm.gigpo.step_advantage_w", "1.0", "gigpo: what the advantage of a turn among its group's turns with the same observation weighs beside the episode's")
+        .within(real(0.0, 1e6, FACTOR)),
     option("algorithm.turn_rewards", "false", "reward each turn with what it earned, instead of the whole episode with the last reward"),
     option("algorithm.use_kl_in_reward", "false", "take the divergence from the reference policy off the reward"),
     option("algorithm.kl_penalty", "kl", "its estimator: k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"),

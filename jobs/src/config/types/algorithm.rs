@@ -20,6 +20,7 @@ pub struct Algorithm {
     pub lam: f64,
     pub lag: u32,
     pub overlong: Overlong,
+    pub gigpo: Gigpo,
     pub turn_rewards: bool,
     pub use_kl_in_reward: bool,
     pub kl_penalty: Spelled<KlEstimator>,
@@ -29,6 +30,11 @@ pub struct Algorithm {
     pub verify_log_probs: f64,
     pub scramble_advantages: bool,
     pub rounds_ctrl: RoundsCtrl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Gigpo {
+    pub step_advantage_w: f64,
 }
 
 /// One number of rounds, or one per stage.
