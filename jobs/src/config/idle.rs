@@ -4,6 +4,7 @@
 use super::keys::{KEYS, KeySpec, Kind};
 use super::tree::{get, yaml};
 use super::{Config, KlCtrlType, Pipeline, RolloutEngine, RoundsCtrlType};
+use agentgym_algorithms::AdvantageEstimator::Gigpo;
 use agentgym_algorithms::LearningRateStyle::Constant;
 use serde_json::Value;
 
@@ -21,6 +22,8 @@ const ROWS: &[Row] = &[
         |c| c.actor_rollout_ref.actor.use_kl_loss || c.algorithm.use_kl_in_reward || c.run.pipeline == Pipeline::Dpo,
         "no divergence is measured"),
     (&["critic", "algorithm.lam"], Config::has_critic, "algorithm.adv_estimator trains no critic"),
+    (&["algorithm.gigpo"], |c| c.algorithm.adv_estimator == Gigpo, "algorithm.adv_estimator is not gigpo"),
+    (&["reward.overlong_buffer.penalty_factor"], |c| c.reward.overlong_buffer.len > 0, "reward.overlong_buffer.len is 0"),
     (&["algorithm.rollout_correction.rollout_is_threshold"],
         |c| c.algorithm.rollout_correction.rollout_is.is_some(), "algorithm.rollout_correction.rollout_is is null"),
     (&["algorithm.filter_groups.max_num_gen_batches"],

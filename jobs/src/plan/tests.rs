@@ -136,7 +136,7 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
                 "algorithm.adv_estimator=remax",
                 "algorithm.filter_groups.enable=true",
             ],
-            "for grpo and rloo",
+            "compare the episodes of a group",
         ),
         (
             &[
@@ -175,6 +175,10 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
             "kl_loss_type",
         ),
         (&["algorithm.lag=1"], "rollout_is to token or sequence"),
+        (
+            &["reward.overlong_buffer.len=99999"],
+            "overlong_buffer.len is 99999: it must be between 1 and the most tokens of a response",
+        ),
     ] {
         let message = refused(overrides);
         assert!(message.contains(word), "{overrides:?}: {message}");

@@ -112,7 +112,7 @@ fn plans() -> Vec<Shaped> {
             let lam = "algorithm.lam=0.8";
             let scored = "actor_rollout_ref.rollout.record_entropies=false";
             let mut all = vec![scored, name.as_str()];
-            if !estimator.needs_groups() {
+            if !estimator.is_by_episode() {
                 all.push(tokens);
             }
             if estimator.needs_values() {
