@@ -151,6 +151,22 @@ mod tests {
             (&true.into(), &serde_json::Value::Null)
         );
         assert_eq!(lines[2]["value"], "Got 1 coal");
+        assert_eq!(row["outcome"], "solved");
+        let lineage = Lineage {
+            iteration: 2,
+            part: 1,
+            episode: 3,
+            group: 4,
+            sample: 5,
+            item_id: "worlds_7".into(),
+            reward: 1.0,
+            success: true,
+            turns: 2,
+        };
+        assert_eq!(
+            serde_json::to_string(&lineage).unwrap(),
+            r#"{"iteration":2,"part":1,"episode":3,"group":4,"sample":5,"item_id":"worlds_7","reward":1.0,"success":true,"turns":2}"#
+        );
         let turns = r#"[{"from": "human", "value": "Craft."}, {"from": "gpt", "value": "Yes."}]"#;
         let opened = Episode {
             extra: vec![(crate::episode::OPENING.to_owned(), turns.to_owned())],
