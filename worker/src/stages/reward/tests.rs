@@ -71,6 +71,7 @@ fn config(url: &str, retries: u32) -> Reward {
         batch_size: 2,
         timeout_s: 0.5,
         retries,
+        ..plan(&[]).config.reward
     }
 }
 
