@@ -6,11 +6,11 @@
 //! cargo run --release --workspace --example drive_environment -- http://127.0.0.1:36001
 //! ```
 
-use agentgym_envs::{ClientOptions, EnvClient, builtin, spec};
+use agentgym_envs::{ClientOptions, EnvClient, spec};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let server = builtin::start("builtin:worlds?depths=1&lines=4").await?;
+    let server = agentgym_games::start("builtin:worlds?depths=1&lines=4").await?;
     let url = std::env::args().nth(1).unwrap_or(server.url.clone());
     let client = EnvClient::new(spec("textcraft")?, &[url], ClientOptions::default())?;
     let mut session = client.open(0).await?;

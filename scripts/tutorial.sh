@@ -10,7 +10,7 @@ export PATH="$target/release:$PATH"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 # What the tutorial installs, fetched once.
-environment tutorial "$target/tutorial-1" "${PYTHON:-python3}" -r envs/templates/python/requirements.txt
+environment tutorial "$target/tutorial-1" "${PYTHON:-python3}" -r games/templates/python/requirements.txt
 port="$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
 # The document's port may be taken, and its clone is this folder.
 mkdir -p "$scratch/play/agentgym/examples/tutorial"

@@ -7,14 +7,14 @@ and comments in the second column.
     tools/lines.py 5b32d5b HEAD~3     # two commits
 
 Left out are files and folders named tests or testing, and a `#[cfg(test)] mod … {` with what follows it. What must
-be built to change the trainer is all but `view`, `serve`, the games of `envs` and candle's networks: the last row.
+be built to change the trainer is all but `view`, `serve`, `games` (once in `envs`) and candle's networks: the last row.
 """
 
 import re
 import subprocess
 import sys
 
-APART = re.compile(r"^(view|serve)/|^envs/src/(env|scene|solver)|^envs/src/bin/|candle|^model/src/foreign")
+APART = re.compile(r"^(view|serve|games)/|^envs/src/(env/|scene|solver|template|draws)|^envs/src/bin/|candle|^model/src/foreign")
 TESTS = re.compile(r"(^|/)(tests?|testing)(/|\.rs$|_)")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares BabyAI's worlds with those of MiniGrid itself.
 
-The table envs/src/env/babyai/original/worlds.txt holds a digest for each of the 40 levels and the
+The table games/src/babyai/original/worlds.txt holds a digest for each of the 40 levels and the
 seeds 0 to 49: of the mission, the limit of moves, the pose, what is carried, and every cell. The
-tests of agentgym-envs compare our worlds with the table; this script makes the table from MiniGrid,
+tests of agentgym-games compare our worlds with the table; this script makes the table from MiniGrid,
 or compares it:
 
     scripts/minigrid.sh            # compare, in a virtual environment with the pinned packages
@@ -17,7 +17,7 @@ import io
 import pathlib
 import sys
 
-TABLE = pathlib.Path(__file__).parents[1] / "envs/src/env/babyai/original/worlds.txt"
+TABLE = pathlib.Path(__file__).parents[1] / "games/src/babyai/original/worlds.txt"
 SEEDS = 50
 LEVELS = """
 GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObjS6 GoToLocalS8N7 GoToObjMazeS7 GoToImpUnlock

@@ -10,14 +10,16 @@ use std::path::Path;
 use std::process::Command;
 
 /// The crates whose sources are compared, from the bottom up.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 13] = [
     "algorithms",
     "text",
     "envs",
+    "games",
     "model",
     "storage",
     "queue",
     "jobs",
+    "record",
     "worker",
     "view",
     "serve",

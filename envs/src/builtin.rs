@@ -1,6 +1,6 @@
-//! The environments written in Rust, and their servers inside this process.
+//! The environments that a program brings with it ([`provide`]), and their servers inside its process.
 //!
-//! An address selects one: `builtin` is TextCraft with our own recipe table,
+//! With those of the crate `games` an address selects one so: `builtin` is TextCraft with our own recipe table,
 //! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds, `builtin:folder?path=DIR`
 //! a folder of recipe files. The others: `builtin:babyai`, `builtin:maze`,
 //! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without files:
@@ -8,22 +8,21 @@
 //! `builtin:toolbox?terms=1-3&seed=0`. Servers listen on a free loopback port and are used
 //! over HTTP like any other.
 
-pub(crate) mod options;
-pub(crate) mod registered;
+pub mod options;
+pub mod registered;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use clap::FromArgMatches;
 
 use crate::demonstration::Solver;
-use crate::env::{babyai, maze, sciworld, searchqa, sokoban, textcraft, toolbox, wordle};
 use crate::error::EnvError;
 use crate::replica::Replica;
 use crate::server::{ServerHandle, ServerOptions, serve};
 pub use options::Limits;
 pub use registered::{ArgumentError, Registered};
-use registered::{OpenSolver, Tasks};
+use registered::{GameTasks, OpenSolver};
 
 const SCHEME: &str = "builtin";
 
@@ -31,17 +30,17 @@ const SCHEME: &str = "builtin";
 /// the maze were games of our own and prompts named no tools.
 pub const RULES: u32 = 2;
 
-/// Every environment written in Rust.
-pub static ALL: [Registered; 8] = [
-    Registered::of::<textcraft::Source>(),
-    Registered::of::<babyai::Source>(),
-    Registered::of::<searchqa::Source>(),
-    Registered::of::<maze::Source>(),
-    Registered::of::<wordle::Source>(),
-    Registered::of::<sokoban::Source>(),
-    Registered::of::<sciworld::Source>(),
-    Registered::of::<toolbox::Source>(),
-];
+static PROVIDED: OnceLock<&[Registered]> = OnceLock::new();
+
+/// The environments that `builtin:` addresses of this process mean; the first call counts.
+pub fn provide(all: &'static [Registered]) {
+    let _ = PROVIDED.set(all);
+}
+
+/// The environments that were provided.
+pub fn all() -> &'static [Registered] {
+    PROVIDED.get().copied().unwrap_or_default()
+}
 
 /// Why nothing is played by other rules of the built-in games than [`RULES`]; `what` comes before the
 /// number, as half a sentence.
@@ -73,7 +72,7 @@ pub struct BuiltinAddress {
 #[derive(Clone, Debug)]
 pub struct BuiltinTasks {
     row: &'static Registered,
-    tasks: Arc<dyn Tasks>,
+    tasks: Arc<dyn GameTasks>,
 }
 
 impl BuiltinTasks {
@@ -101,14 +100,16 @@ impl BuiltinTasks {
         self.open_solver(style).map(drop)
     }
 
-    /// The solver of these tasks. `style` selects how its solutions are written: see
-    /// [`textcraft::Style`] and [`babyai::Play`]; SearchQA has only one style.
+    /// The solver of these tasks. `style` selects how its solutions are written.
     pub fn solver(&self, style: &str) -> Result<Arc<dyn Solver>, EnvError> {
         self.open_solver(style)?()
     }
 
     /// A task to be played again and looked at. `Err`: why it cannot be.
-    pub(crate) fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+    ///
+    /// # Errors
+    /// No such task, or files that cannot be read, as half a sentence.
+    pub fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
         self.tasks.replica(item_id)
     }
 
@@ -155,11 +156,14 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     if !address.starts_with(SCHEME) {
         return Err(bad(format!("it does not begin with {SCHEME:?}")));
     }
-    let mut all = ALL
+    if all().is_empty() {
+        return Err(bad("this program brings no environments".to_owned()));
+    }
+    let mut rows = all()
         .iter()
         .flat_map(|row| row.addresses.iter().map(move |form| (row, form)));
-    let (row, form) = all.find(|(_, form)| form.suffix == name).ok_or_else(|| {
-        let known = ALL.iter().flat_map(|row| row.addresses);
+    let (row, form) = rows.find(|(_, form)| form.suffix == name).ok_or_else(|| {
+        let known = all().iter().flat_map(|row| row.addresses);
         let known: Vec<&str> = known
             .map(|form| form.suffix)
             .filter(|s| !s.is_empty())
@@ -186,88 +190,4 @@ pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
     let told = |done: u64, total: u64| tracing::info!(done, total, "reading the corpus, bytes");
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     source.serve(local, options, told).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_say_where_tasks_come_from() {
-        assert!(is_builtin("builtin") && is_builtin("builtin:worlds?depths=2"));
-        assert!(!is_builtin("http://builtin") && !is_builtin("builtins"));
-        let worlds = parse("builtin:worlds?depths=2-4&lines=6-9&ttl_s=7").expect("valid");
-        let expected = textcraft::Worlds::new(2..=4, 6..=9).expect("possible");
-        let expected = textcraft::Source::Worlds(expected);
-        assert_eq!(
-            format!("{:?}", worlds.source.tasks),
-            format!("{expected:?}")
-        );
-        assert_eq!(worlds.options.session_ttl_s, 7);
-        // Depths stand where none are given, and only there.
-        let tasks = |address: &str| format!("{:?}", parse(address).expect("valid").source.tasks);
-        let given = tasks("builtin:worlds?depths=1-3&lines=6-9");
-        assert_eq!(tasks("builtin:worlds?lines=6-9"), given);
-        let folder = parse("builtin:folder?path=/a%20b&distractors=3").expect("valid");
-        let expected = textcraft::Source::Folder {
-            path: "/a b".into(),
-            order: None,
-            distractors_max: 3,
-        };
-        assert_eq!(
-            format!("{:?}", folder.source.tasks),
-            format!("{expected:?}")
-        );
-    }
-
-    #[test]
-    fn no_two_environments_share_a_name_or_a_port() {
-        let all_differ = |mut values: Vec<String>| {
-            values.sort();
-            let count = values.len();
-            values.dedup();
-            assert_eq!(values.len(), count, "{values:?}");
-        };
-        all_differ(ALL.iter().map(|row| row.port.to_string()).collect());
-        let addresses = ALL.iter().flat_map(|row| row.addresses);
-        all_differ(addresses.map(|form| form.suffix.to_owned()).collect());
-        let spec = |row: &Registered| crate::spec::spec(row.spec.name).map(|spec| spec.name);
-        for row in &ALL {
-            assert_eq!(spec(row).expect("listed"), row.spec.name);
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_with_an_address_is_named() {
-        for (address, words) in [
-            ("builtin:words", "\":words\" is not one of"),
-            (
-                "builtin?depths=1",
-                "unknown option \"depths\"; known here: distractors",
-            ),
-            ("builtin:folder", "option \"path\" is needed: A folder"),
-            (
-                "builtin:worlds?depths=deep",
-                "option \"depths\" is \"deep\"",
-            ),
-            ("builtin:worlds?depths=0-3", "depths 0-3 are not possible"),
-            ("builtin?ttl_s=soon", "option \"ttl_s\" is \"soon\""),
-            (
-                "builtin:searchqa?corpus=a",
-                "option \"questions\" is needed",
-            ),
-            ("builtin:searchqa?uncased=a", "expected true or false"),
-            ("builtin:maze?seed=1", "unknown option \"seed\""),
-            (
-                "builtin:sokoban?boxes=1&boxes=2",
-                "'--boxes <BOXES>' cannot be used multiple times",
-            ),
-            ("builtin:worlds?words=long", "expected lexicon or wide"),
-            ("builtin:worlds?worlds=1", "unknown option \"worlds\""),
-            ("builtin:babyai?seed=1", "unknown option \"seed\""),
-        ] {
-            let message = parse(address).expect_err(address).to_string();
-            assert!(message.contains(words), "{message}");
-        }
-    }
 }

@@ -13,8 +13,6 @@ mod inner;
 mod options;
 
 #[cfg(test)]
-mod originals;
-#[cfg(test)]
 mod playback;
 mod pool;
 mod reply;

@@ -9,7 +9,7 @@ use std::path::Path;
 const BYTES_MAX: u64 = 1 << 30;
 
 /// Opens a regular file; the error text says what is wrong.
-pub(crate) fn regular(path: &Path) -> Result<File, String> {
+pub fn regular(path: &Path) -> Result<File, String> {
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
     match found.is_file() {
         true => File::open(path).map_err(|error| error.to_string()),
@@ -18,12 +18,12 @@ pub(crate) fn regular(path: &Path) -> Result<File, String> {
 }
 
 /// Reads a whole text file.
-pub(crate) fn read_text(path: &Path) -> Result<String, String> {
+pub fn read_text(path: &Path) -> Result<String, String> {
     read_text_within(path, BYTES_MAX)
 }
 
 /// [`read_text`] of at most `bytes_max` bytes.
-pub(crate) fn read_text_within(path: &Path, bytes_max: u64) -> Result<String, String> {
+pub fn read_text_within(path: &Path, bytes_max: u64) -> Result<String, String> {
     let mut text = String::new();
     let mut file = regular(path)?.take(bytes_max + 1);
     file.read_to_string(&mut text)

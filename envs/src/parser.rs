@@ -5,7 +5,7 @@
 //! cleaning are reported, because a lenient parser shifts scores.
 
 pub(crate) mod offered;
-pub(crate) mod tool_call;
+pub mod tool_call;
 
 use crate::spec::calls::Tool;
 use serde::{Deserialize, Serialize};
@@ -100,8 +100,10 @@ impl Parser {
 
 /// What a tag requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tag {
+pub enum Tag {
+    /// `<search>`.
     Search,
+    /// `<answer>`.
     Answer,
 }
 
@@ -113,7 +115,7 @@ impl Tag {
 }
 
 /// The first tag with a matching closing tag, and the text inside; it may span lines.
-pub(crate) fn tagged(text: &str) -> Option<(Tag, &str)> {
+pub fn tagged(text: &str) -> Option<(Tag, &str)> {
     let found = Tag::ALL.iter().filter_map(|(tag, open, close)| {
         let start = text.find(open)?;
         let inside = &text[start + open.len()..];

@@ -7,25 +7,27 @@
 use std::cmp::Ordering;
 
 /// Python does not convert texts with more digits than this to integers, or back.
-pub(crate) const DIGITS_MAX: usize = 4300;
+pub const DIGITS_MAX: usize = 4300;
 
 /// A whole number ≥ 0: decimal digits, least significant first, no zeros at the high end.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Quantity(Vec<u8>);
+pub struct Quantity(Vec<u8>);
 
 impl Quantity {
     /// Reads ASCII digits; the caller has checked that there are no other characters.
-    pub(crate) fn from_digits(digits: &str) -> Self {
+    pub fn from_digits(digits: &str) -> Self {
         let mut number = Self(digits.bytes().rev().map(|b| b - b'0').collect());
         number.trim();
         number
     }
 
-    pub(crate) fn digits(&self) -> usize {
+    /// How many digits it has.
+    pub fn digits(&self) -> usize {
         self.0.len().max(1)
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds another.
+    pub fn add(&mut self, other: &Self) {
         let mut carry = 0;
         for place in 0..self.0.len().max(other.0.len()) {
             if place == self.0.len() {
@@ -41,7 +43,7 @@ impl Quantity {
     }
 
     /// Subtracts a number that is known not to be larger.
-    pub(crate) fn subtract(&mut self, other: &Self) {
+    pub fn subtract(&mut self, other: &Self) {
         assert!(*self >= *other, "more was taken than is held");
         let mut borrow = 0;
         for (place, digit) in self.0.iter_mut().enumerate() {
@@ -52,12 +54,13 @@ impl Quantity {
         self.trim();
     }
 
-    pub(crate) fn is_zero(&self) -> bool {
+    /// Whether it is 0.
+    pub fn is_zero(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Remainder of the division by a small number.
-    pub(crate) fn remainder(&self, divisor: u64) -> u64 {
+    pub fn remainder(&self, divisor: u64) -> u64 {
         let rest = self.0.iter().rev().fold(0u128, |rest, digit| {
             (rest * 10 + u128::from(*digit)) % u128::from(divisor)
         });
@@ -65,7 +68,7 @@ impl Quantity {
     }
 
     /// The whole part of the division by a small number.
-    pub(crate) fn quotient(&self, divisor: u64) -> Self {
+    pub fn quotient(&self, divisor: u64) -> Self {
         let mut rest = 0u128;
         let mut digits = self.0.clone();
         for digit in digits.iter_mut().rev() {

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 /// A game in progress, outside of any server.
-pub(crate) trait Replica: Send {
+pub trait Replica: Send {
     /// The first observation.
     fn first(&self) -> String;
 

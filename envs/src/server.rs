@@ -4,16 +4,11 @@
 //! Additions: `GET /health`, expiry of unused sessions, a limit on the number of sessions, and
 //! texts that depend only on the task. Not copied: dropping connections.
 
-pub(crate) mod games;
-pub(crate) mod http;
-pub(crate) mod options;
-pub(crate) mod sessions;
-
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-pub(crate) use tests::{replay as sent, transcript as recorded};
-pub(crate) mod validation;
+pub mod games;
+pub mod http;
+mod options;
+pub mod sessions;
+pub mod validation;
 
 use crate::error::EnvError;
 use axum::serve::ListenerExt;
@@ -62,7 +57,7 @@ impl Drop for ServerHandle {
 }
 
 /// Starts a server. Port 0 picks a free one; `prefix` is the suffix of the base URL for clients.
-pub(crate) async fn serve(
+pub async fn serve(
     app: Arc<dyn App>,
     prefix: &str,
     addr: SocketAddr,

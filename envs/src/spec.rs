@@ -4,9 +4,10 @@
 //! client, which reads the differences from an [`EnvSpec`]. A server that this program does not know
 //! is described by a person's file ([`declared`]).
 
-pub(crate) mod base;
+mod base;
 pub(crate) mod calls;
 pub mod declared;
+pub mod games;
 mod remote;
 pub(crate) mod signs;
 mod tools;
@@ -19,13 +20,11 @@ mod tests;
 pub use calls::{Argument, ArgumentType, Tool};
 pub use types::*;
 
-use crate::builtin;
 use crate::error::EnvError;
 
 /// Every known environment; those written in Rust come first.
 pub fn all() -> impl Iterator<Item = &'static EnvSpec> {
-    let own = builtin::ALL.iter().map(|row| row.spec);
-    own.chain(&remote::REMOTE)
+    games::ALL.into_iter().chain(&remote::REMOTE)
 }
 
 /// The specification of this name (letter case does not matter).

@@ -4,14 +4,16 @@ use crate::quantity::Quantity;
 
 /// A whole number from a request, of any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TaskIndex {
-    pub(crate) negative: bool,
-    pub(crate) size: Quantity,
+pub struct TaskIndex {
+    /// Whether it is below 0.
+    pub negative: bool,
+    /// Without its sign.
+    pub size: Quantity,
 }
 
 impl TaskIndex {
     /// Remainder with the sign of the divisor, like Python's `%`.
-    pub(crate) fn modulo(&self, count: u64) -> u64 {
+    pub fn modulo(&self, count: u64) -> u64 {
         match self.size.remainder(count) {
             0 => 0,
             rest if self.negative => count - rest,
@@ -22,7 +24,7 @@ impl TaskIndex {
 
 impl TaskIndex {
     /// Remainder and quotient, rounded down, like Python's `divmod`.
-    pub(crate) fn div_mod(&self, count: u64) -> (u64, Self) {
+    pub fn div_mod(&self, count: u64) -> (u64, Self) {
         let rest = self.modulo(count);
         let mut size = self.size.quotient(count);
         if self.negative && rest != 0 {
@@ -33,7 +35,7 @@ impl TaskIndex {
     }
 
     /// As a session's number.
-    pub(crate) fn as_u64(&self) -> Option<u64> {
+    pub fn as_u64(&self) -> Option<u64> {
         if self.negative {
             return None;
         }

@@ -79,6 +79,7 @@ struct TrajectoriesDocument<'a> {
 /// # Errors
 /// Whatever ends the command early; [`Error::exit`] gives the exit code.
 pub async fn execute(cli: Cli) -> Result<()> {
+    agentgym_games::provide();
     command(&cli).await?;
     text::emitted()
 }

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-pub(crate) const CRATES: [&str; 12] = [
+pub(crate) const CRATES: [&str; 13] = [
     "algorithms",
     "envs",
+    "games",
     "jobs",
     "model",
     "queue",

@@ -52,6 +52,7 @@ pub(crate) struct Faulty {
 
 impl Faulty {
     pub(crate) fn new(shares: [f64; 2], seed: u64) -> Self {
+        agentgym_games::provide();
         Self {
             shares,
             seed,

@@ -111,7 +111,7 @@ fn a_usual_change_touches_the_places_that_contributing_lists() {
     let members: [(&str, Vec<String>); 7] = [
         (
             "environment",
-            agentgym_envs::builtin::ALL
+            agentgym_games::ALL
                 .iter()
                 .map(|row| row.spec.name.to_owned())
                 .collect(),

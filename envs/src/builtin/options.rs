@@ -23,17 +23,18 @@ pub struct Limits {
 
 /// A form of address.
 #[derive(Debug)]
-pub(crate) struct Address {
+pub struct Address {
     /// What follows `builtin`.
-    pub(crate) suffix: &'static str,
+    pub suffix: &'static str,
     /// Its options and their names on the command line; empty: all, by the same names.
-    pub(crate) options: &'static [(&'static str, &'static str)],
+    pub options: &'static [(&'static str, &'static str)],
     /// The word that stands for the first option where it is missing.
-    pub(crate) without: Option<&'static str>,
+    pub without: Option<&'static str>,
 }
 
 impl Address {
-    pub(crate) const fn new(suffix: &'static str) -> Self {
+    /// An address with the options of the command line, by their names.
+    pub const fn new(suffix: &'static str) -> Self {
         Self {
             suffix,
             options: &[],
@@ -43,7 +44,7 @@ impl Address {
 
     /// Reads the part of an address behind the question mark. `Err` names the option, what was found and
     /// what is accepted.
-    pub(crate) fn read(
+    pub fn read(
         &self,
         query: &str,
         arguments: fn(Command) -> Command,
@@ -122,12 +123,12 @@ fn problem(error: &clap::Error, names: &[(String, String)], command: &Command) -
 }
 
 /// For options that are numbers.
-pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, &'static str> {
+pub fn number<T: FromStr>(text: &str) -> Result<T, &'static str> {
     text.parse().map_err(|_| "expected a number")
 }
 
 /// For options that are numbers of a range.
-pub(crate) fn within(
+pub fn within(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
     move |text| {
@@ -140,7 +141,7 @@ pub(crate) fn within(
 }
 
 /// For options such as `2` or `1-3`.
-pub(crate) fn range(text: &str) -> Result<RangeInclusive<u32>, &'static str> {
+pub fn range(text: &str) -> Result<RangeInclusive<u32>, &'static str> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
     let both = low.trim().parse().ok().zip(high.trim().parse().ok());
     both.map(|(low, high)| low..=high)

@@ -17,13 +17,13 @@ use crate::spec::EnvSpec;
 pub type ArgumentError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Gets the bytes read so far and in total, during a long read.
-pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+pub type ReadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Reads the files that a solver needs.
-pub(crate) type OpenSolver<'a> = Box<dyn FnOnce() -> Result<Arc<dyn Solver>, EnvError> + 'a>;
+pub type OpenSolver<'a> = Box<dyn FnOnce() -> Result<Arc<dyn Solver>, EnvError> + 'a>;
 
-/// Tasks of one environment, as selected by an address or a command line.
-pub(crate) trait Tasks: Debug + Send + Sync {
+/// GameTasks of one environment, as selected by an address or a command line.
+pub trait GameTasks: Debug + Send + Sync {
     /// Checks the files that a server would need, without reading them.
     fn check_files(&self) -> Result<(), EnvError> {
         Ok(())
@@ -33,7 +33,7 @@ pub(crate) trait Tasks: Debug + Send + Sync {
     fn app(
         &self,
         options: &ServerOptions,
-        progress: Progress<'_>,
+        progress: ReadProgress<'_>,
     ) -> Result<Arc<dyn App>, EnvError>;
 
     /// The solver that writes solutions in this style; "" is the plain one. Files are read only by
@@ -55,7 +55,7 @@ pub(crate) trait Tasks: Debug + Send + Sync {
 }
 
 /// The description of an environment written in Rust.
-pub(crate) trait BuiltIn: Tasks + Sized + 'static {
+pub trait BuiltIn: GameTasks + Sized + 'static {
     /// Its HTTP behaviour, for clients.
     const SPEC: &'static EnvSpec;
     /// What its subcommand does, for the help text.
@@ -67,6 +67,11 @@ pub(crate) trait BuiltIn: Tasks + Sized + 'static {
     /// The options of its subcommand.
     type Arguments: Args;
 
+    /// Words that a preset's tokenizer should know, whatever the run plays.
+    fn corpus_words() -> &'static [String] {
+        &[]
+    }
+
     /// Converts the options of the subcommand.
     fn from_arguments(arguments: Self::Arguments) -> Result<Self, ArgumentError>;
 
@@ -77,11 +82,11 @@ pub(crate) trait BuiltIn: Tasks + Sized + 'static {
 }
 
 /// The selected tasks.
-type Asked = Result<Arc<dyn Tasks>, ArgumentError>;
+type Asked = Result<Arc<dyn GameTasks>, ArgumentError>;
 
 /// For subcommands without options.
 #[derive(Args)]
-pub(crate) struct NoArguments {}
+pub struct NoArguments {}
 
 /// An entry of the registry: the items of `BuiltIn` as a value, of one type for all environments.
 #[derive(Debug)]
@@ -94,18 +99,23 @@ pub struct Registered {
     pub port: u16,
     /// Adds the options of its subcommand.
     pub arguments: fn(Command) -> Command,
-    pub(crate) addresses: &'static [Address],
+    /// See [`BuiltIn::corpus_words`].
+    pub corpus_words: fn() -> &'static [String],
+    /// Its addresses.
+    pub addresses: &'static [Address],
     pub(crate) from_address: fn(&ArgMatches) -> Asked,
     pub(crate) from_matches: fn(&ArgMatches) -> Asked,
 }
 
 impl Registered {
-    pub(crate) const fn of<B: BuiltIn>() -> Self {
+    /// The entry of an environment.
+    pub const fn of<B: BuiltIn>() -> Self {
         Self {
             spec: B::SPEC,
             about: B::ABOUT,
             port: B::PORT,
             arguments: B::Arguments::augment_args,
+            corpus_words: B::corpus_words,
             addresses: B::ADDRESSES,
             from_address: |matches| {
                 let arguments = B::Arguments::from_arg_matches(matches)?;

@@ -7,10 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::builtin;
-use crate::env::textcraft::{Tasks, Worlds, solve};
 use crate::error::{FaultKind, Verdict};
 use crate::spec::spec;
+use agentgym_games::textcraft::{Tasks, Worlds, solve};
 
 fn quick() -> ClientOptions {
     ClientOptions {
@@ -378,7 +377,7 @@ async fn an_unreachable_server_is_named_after_some_patience() {
 
 #[tokio::test]
 async fn a_session_ends_with_its_server() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let client = client(&server.url, quick());
     let mut session = client.open(0).await.expect("opened");
     server.stop().await;
@@ -399,7 +398,7 @@ async fn a_session_ends_with_its_server() {
 #[tokio::test]
 async fn sessions_from_before_a_restart_are_left_alone() {
     let start = async |port: u16| {
-        let asked = builtin::parse("builtin:worlds?depths=1-2&lines=4-5").expect("possible");
+        let asked = agentgym_games::parse("builtin:worlds?depths=1-2&lines=4-5").expect("possible");
         let addr = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         (asked.source.serve(addr, asked.options, |_, _| {}))
             .await
@@ -464,7 +463,9 @@ async fn addresses_that_cannot_work_are_refused_at_once() {
 
 #[tokio::test]
 async fn a_connection_outlives_a_pause_of_five_seconds() {
-    let server = builtin::start("builtin:worlds").await.expect("started");
+    let server = agentgym_games::start("builtin:worlds")
+        .await
+        .expect("started");
     // A gate in front of the server closes connections after 5 s without a byte, as the original
     // server does.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -510,7 +511,7 @@ async fn a_connection_outlives_a_pause_of_five_seconds() {
 
 #[tokio::test]
 async fn sessions_are_closed_when_dropped_and_when_their_opening_fails() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let client = client(&server.url, quick());
     let sessions = open_many(&client, 5).await;
     assert_eq!((server.sessions(), client.counters().open()), (5, 5));
@@ -534,7 +535,7 @@ async fn open_many(client: &EnvClient, count: i64) -> Vec<Session> {
 
 #[tokio::test]
 async fn texts_with_several_actions_are_not_sent() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let client = client(&server.url, quick());
     let mut session = client.open(0).await.expect("opened");
     let calls = client.counters().calls;
@@ -558,7 +559,7 @@ async fn texts_with_several_actions_are_not_sent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_episodes_run_at_once_and_are_solved() {
-    let server = builtin::start("builtin:worlds?depths=1-3")
+    let server = agentgym_games::start("builtin:worlds?depths=1-3")
         .await
         .expect("started");
     let client = client(
@@ -609,8 +610,8 @@ async fn many_episodes_run_at_once_and_are_solved() {
 /// Both servers are used; when one dies, its share goes to the other immediately.
 #[tokio::test]
 async fn sessions_go_to_the_least_loaded_server_that_answers() {
-    let first = builtin::start("builtin").await.expect("started");
-    let second = builtin::start("builtin").await.expect("started");
+    let first = agentgym_games::start("builtin").await.expect("started");
+    let second = agentgym_games::start("builtin").await.expect("started");
     let urls = [first.url.clone(), second.url.clone()];
     let spec = spec("textcraft").expect("known");
     let options = ClientOptions {
@@ -641,7 +642,7 @@ async fn sessions_go_to_the_least_loaded_server_that_answers() {
 /// A specification like ScienceWorld's, with a server that counts sessions.
 #[tokio::test]
 async fn dear_sessions_are_kept_for_the_next_episode() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let dear = EnvSpec {
         reuse: true,
         ..spec("textcraft").expect("known").clone()
@@ -840,7 +841,7 @@ async fn a_reward_that_no_training_can_compute_with_is_no_reward() {
 
 #[tokio::test]
 async fn only_so_many_sessions_are_open_at_a_server() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let options = ClientOptions {
         sessions_max: Some(2),
         ..ClientOptions::default()
@@ -908,7 +909,7 @@ async fn a_reply_in_other_words_is_an_action_on_offer() {
         ("babyai", "I will Turn Left now.", "turn left"),
         ("maze", "Let us MOVE UP!", "move up"),
     ] {
-        let asked = builtin::parse(&format!("builtin:{env}")).unwrap();
+        let asked = agentgym_games::parse(&format!("builtin:{env}")).unwrap();
         let addr = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let serving = asked.source.serve(addr, asked.options, |_, _| {});
         let server = serving.await.unwrap();

@@ -27,21 +27,21 @@ pub struct Demonstration {
 }
 
 /// A conversation in progress.
-pub(crate) struct Talk {
+pub struct Talk {
     /// The environment's latest message, not yet answered.
-    pub(crate) observation: String,
+    pub observation: String,
     conversations: Vec<DemonstrationMessage>,
     tools: Option<Value>,
 }
 
 impl Talk {
     /// Starts with `first` as the first human message.
-    pub(crate) fn new(first: String) -> Self {
+    pub fn new(first: String) -> Self {
         Self::calling(first, None)
     }
 
     /// [`Self::new`] where the model calls these tools: they say everything after `first`.
-    pub(crate) fn calling(first: String, tools: Option<Value>) -> Self {
+    pub fn calling(first: String, tools: Option<Value>) -> Self {
         Self {
             observation: first,
             conversations: Vec::new(),
@@ -50,7 +50,7 @@ impl Talk {
     }
 
     /// Adds the model's answer, whether it is trained on, and the environment's reply.
-    pub(crate) fn say(&mut self, text: String, loss: bool, reply: String) {
+    pub fn say(&mut self, text: String, loss: bool, reply: String) {
         let heard = std::mem::replace(&mut self.observation, reply);
         let answers = self.tools.is_some() && !self.conversations.is_empty();
         let heard = (if answers { "tool" } else { "human" }, None, heard);
@@ -61,7 +61,7 @@ impl Talk {
     }
 
     /// The finished conversation, without the environment's last reply, which nothing answers.
-    pub(crate) fn told(self, item_id: String) -> Demonstration {
+    pub fn told(self, item_id: String) -> Demonstration {
         Demonstration {
             conversations: self.conversations,
             item_id,

@@ -1,7 +1,6 @@
 //! The doctor on our own servers, on servers of the wrong kind, and on one that lies.
 
 use super::*;
-use crate::builtin;
 use crate::spec::spec;
 
 fn quick() -> DoctorOptions {
@@ -14,7 +13,7 @@ fn quick() -> DoctorOptions {
 }
 
 async fn examined(address: &str, task: &str) -> Report {
-    let server = builtin::start(address).await.expect("started");
+    let server = agentgym_games::start(address).await.expect("started");
     let spec = spec(task).expect("known");
     let report = examine(spec, &server.url, &quick(), |_| {})
         .await
@@ -27,7 +26,7 @@ async fn examined(address: &str, task: &str) -> Report {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_own_servers_are_healthy() {
     // ScienceWorld needs Java and its JAR; its own test examines it.
-    let rows = builtin::ALL
+    let rows = agentgym_games::ALL
         .iter()
         .filter(|row| row.spec.name != "sciworld");
     for row in rows {
@@ -79,7 +78,7 @@ async fn nobody_at_the_address_is_one_clear_line() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn there_is_no_verdict_without_a_step_and_no_figure_that_is_none() {
-    let server = builtin::start("builtin").await.expect("started");
+    let server = agentgym_games::start("builtin").await.expect("started");
     let known = spec("textcraft").expect("known");
     let told = std::sync::Mutex::new(Vec::new());
     let tell = |what: &str| told.lock().unwrap().push(what.to_owned());

@@ -86,11 +86,11 @@ pub enum CallError {
 
 /// A call that its tool takes.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Call {
+pub struct Call {
     /// The tool's name.
-    pub(crate) tool: &'static str,
+    pub tool: &'static str,
     /// In the order in which the tool declares them.
-    pub(crate) arguments: Vec<(&'static str, Value)>,
+    pub arguments: Vec<(&'static str, Value)>,
 }
 
 impl Call {
@@ -98,7 +98,7 @@ impl Call {
     ///
     /// # Errors
     /// What the tools do not take.
-    pub(crate) fn read(tools: &[Tool], json: &str) -> Result<Self, CallError> {
+    pub fn read(tools: &[Tool], json: &str) -> Result<Self, CallError> {
         if json.len() > BYTES_MAX {
             return Err(CallError::TooLong(json.len()));
         }
@@ -154,12 +154,12 @@ impl Call {
     }
 
     /// The value of an argument that is a text and was given.
-    pub(crate) fn text(&self, argument: &str) -> Option<&str> {
+    pub fn text(&self, argument: &str) -> Option<&str> {
         self.value(argument)?.as_str()
     }
 
     /// The value of an argument that is a whole number and was given.
-    pub(crate) fn number(&self, argument: &str) -> Option<i64> {
+    pub fn number(&self, argument: &str) -> Option<i64> {
         self.value(argument)?.as_i64()
     }
 
@@ -170,7 +170,7 @@ impl Call {
     }
 
     /// A model's text that makes this call and says nothing else.
-    pub(crate) fn said(&self) -> String {
+    pub fn said(&self) -> String {
         spoken(&self.to_string())
     }
 }

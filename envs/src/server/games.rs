@@ -3,17 +3,20 @@
 
 use serde_json::{Value, json};
 
-use super::http::{Answer, Asked, Refusal, finished};
+use super::http::{Answer, Asked, HttpRefusal, finished};
 use super::options::ServerOptions;
 use super::sessions::{Sessions, Table};
 use super::validation::{reset, step};
 
 /// What is to be seen after a turn.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Reply {
-    pub(crate) observation: String,
-    pub(crate) reward: f64,
-    pub(crate) done: bool,
+pub struct Reply {
+    /// Text for the model.
+    pub observation: String,
+    /// Of this turn, or in all, as the spec says.
+    pub reward: f64,
+    /// Whether the game is over.
+    pub done: bool,
 }
 
 impl Reply {
@@ -23,7 +26,7 @@ impl Reply {
 }
 
 /// A game in progress.
-pub(crate) trait Game {
+pub trait TextGame {
     /// What it is called before there is one.
     const NOUN: &'static str;
 
@@ -35,24 +38,27 @@ pub(crate) trait Game {
 }
 
 /// The sessions of a server; no game before the first reset.
-pub(crate) struct Games<G>(Sessions<Option<G>>);
+pub struct Games<G>(Sessions<Option<G>>);
 
-impl<G: Game + Send> Games<G> {
-    pub(crate) fn new(options: &ServerOptions) -> Self {
+impl<G: TextGame + Send> Games<G> {
+    /// No session yet.
+    pub fn new(options: &ServerOptions) -> Self {
         Self(Sessions::new(options))
     }
 
-    pub(crate) fn table(&self) -> &dyn Table {
+    /// The open sessions.
+    pub fn table(&self) -> &dyn Table {
         &self.0
     }
 
-    pub(crate) fn create(&self) -> Answer {
+    /// Opens a session.
+    pub fn create(&self) -> Answer {
         let opened = self.0.create(|_| None, |id, _| json!({ "id": id }));
-        opened.ok_or(Refusal::Full)
+        opened.ok_or(HttpRefusal::Full)
     }
 
     /// `start` makes the game of an item.
-    pub(crate) fn reset(&self, asked: &Asked<'_>, start: impl FnOnce(&str) -> G) -> Answer {
+    pub fn reset(&self, asked: &Asked<'_>, start: impl FnOnce(&str) -> G) -> Answer {
         let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
         Ok(self.0.answer(&id, |game| {
             let started = start(&item.to_string());
@@ -60,7 +66,8 @@ impl<G: Game + Send> Games<G> {
         }))
     }
 
-    pub(crate) fn step(&self, asked: &Asked<'_>) -> Answer {
+    /// Plays an action.
+    pub fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
         Ok(self.0.answer(&id, |game| match game {
@@ -70,7 +77,8 @@ impl<G: Game + Send> Games<G> {
         }))
     }
 
-    pub(crate) fn observation(&self, asked: &Asked<'_>) -> Answer {
+    /// The latest reply again.
+    pub fn observation(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.query_integer("id")?;
         Ok(self.0.answer(&id, |game| match game {
             None => none::<G>(),
@@ -78,11 +86,12 @@ impl<G: Game + Send> Games<G> {
         }))
     }
 
-    pub(crate) fn close(&self, asked: &Asked<'_>) -> Answer {
+    /// Closes a session.
+    pub fn close(&self, asked: &Asked<'_>) -> Answer {
         Ok(json!(self.0.close(&asked.body_integer("id")?)))
     }
 }
 
-fn none<G: Game>() -> Value {
+fn none<G: TextGame>() -> Value {
     json!({"error": format!("There is no {} before the first reset.", G::NOUN)})
 }

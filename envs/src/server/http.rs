@@ -9,7 +9,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+pub use axum::http::Method;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
@@ -22,13 +23,13 @@ const BODY_MAX_BYTES: usize = 1 << 20;
 const HEALTH: &str = "/health";
 
 /// A server's answer.
-pub(crate) type Answer = Result<Value, Refusal>;
+pub type Answer = Result<Value, HttpRefusal>;
 
 /// A path, the method that it accepts, and the handler.
-pub(crate) type Route<S> = (&'static str, Method, fn(&S, &Asked<'_>) -> Answer);
+pub type Route<S> = (&'static str, Method, fn(&S, &Asked<'_>) -> Answer);
 
 /// An environment's side of a server.
-pub(crate) trait Routes: Send + Sync + Sized + 'static {
+pub trait Routes: Send + Sync + Sized + 'static {
     /// All routes.
     const ROUTES: &'static [Route<Self>];
 
@@ -40,7 +41,7 @@ pub(crate) trait Routes: Send + Sync + Sized + 'static {
 }
 
 /// [`Routes`] of any environment, as a trait object.
-pub(crate) trait App: Send + Sync + 'static {
+pub trait App: Send + Sync + 'static {
     /// The index of the route with this path.
     fn find(&self, path: &str) -> Option<usize>;
 
@@ -82,7 +83,7 @@ impl<R: Routes> App for R {
 }
 
 /// The parts of a request that an environment needs.
-pub(crate) struct Asked<'a> {
+pub struct Asked<'a> {
     query: &'a str,
     content_type: Option<&'a str>,
     body: &'a [u8],
@@ -90,19 +91,19 @@ pub(crate) struct Asked<'a> {
 
 impl Asked<'_> {
     /// The fields of the body, which has to be a JSON object.
-    pub(crate) fn fields(&self) -> Result<Map<String, Value>, Problems> {
+    pub fn fields(&self) -> Result<Map<String, Value>, Problems> {
         fields(self.content_type, self.body)
     }
 
     /// A number from a body, in which all other fields are ignored.
-    pub(crate) fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+    pub fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
         let mut problems = Problems::default();
         let number = integer(&self.fields()?, key, &mut problems);
         problems.some(number)
     }
 
     /// A number from the query string.
-    pub(crate) fn query_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+    pub fn query_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
         let mut problems = Problems::default();
         let number = query_integer(self.query, key, &mut problems);
         problems.some(number)
@@ -110,7 +111,7 @@ impl Asked<'_> {
 }
 
 /// Replies other than 200.
-pub(crate) enum Refusal {
+pub enum HttpRefusal {
     /// The framework's status 422.
     Invalid(Problems),
     /// No further session can be opened.
@@ -119,13 +120,14 @@ pub(crate) enum Refusal {
     Failed,
 }
 
-impl From<Problems> for Refusal {
+impl From<Problems> for HttpRefusal {
     fn from(problems: Problems) -> Self {
         Self::Invalid(problems)
     }
 }
 
-pub(crate) fn finished(id: &TaskIndex) -> Value {
+/// The answer to an action after the end.
+pub fn finished(id: &TaskIndex) -> Value {
     json!({"error": format!("The task with environment {id} has finished.")})
 }
 
@@ -177,15 +179,15 @@ fn answer(app: &dyn App, at: usize, head: &axum::http::request::Parts, body: &By
     };
     match app.answer(at, &asked) {
         Ok(answer) => reply(StatusCode::OK, &answer),
-        Err(Refusal::Invalid(problems)) => {
+        Err(HttpRefusal::Invalid(problems)) => {
             let detail = problems.detail().unwrap_or_default();
             reply(StatusCode::UNPROCESSABLE_ENTITY, &detail)
         }
-        Err(Refusal::Full) => {
+        Err(HttpRefusal::Full) => {
             let body = json!({"error": "Too many sessions are open; close some."});
             reply(StatusCode::SERVICE_UNAVAILABLE, &body)
         }
-        Err(Refusal::Failed) => failed(),
+        Err(HttpRefusal::Failed) => failed(),
     }
 }
 

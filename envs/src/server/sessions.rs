@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::options::ServerOptions;
 use crate::task_index::TaskIndex;
 
-pub(crate) struct Sessions<P> {
+/// Open sessions, each with its state.
+pub struct Sessions<P> {
     ttl: Duration,
     sessions_max: usize,
     next_id: AtomicU64,
@@ -33,7 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The sessions of a server, independent of the environment.
-pub(crate) trait Table {
+pub trait Table {
     /// Number of open sessions.
     fn count(&self) -> usize;
 
@@ -57,7 +58,8 @@ impl<P: Send> Table for Sessions<P> {
 }
 
 impl<P: Send> Sessions<P> {
-    pub(crate) fn new(options: &ServerOptions) -> Self {
+    /// No session yet.
+    pub fn new(options: &ServerOptions) -> Self {
         Self {
             ttl: Duration::from_secs(options.session_ttl_s),
             sessions_max: options.sessions_max,
@@ -67,7 +69,7 @@ impl<P: Send> Sessions<P> {
     }
 
     /// Opens a session; its state may depend on its number. `None` if the limit is reached.
-    pub(crate) fn create<T>(
+    pub fn create<T>(
         &self,
         play: impl FnOnce(u64) -> P,
         view: impl FnOnce(u64, &P) -> T,
@@ -87,7 +89,7 @@ impl<P: Send> Sessions<P> {
     }
 
     /// Uses a session. `None` if there is no such session.
-    pub(crate) fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> T) -> Option<T> {
+    pub fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> T) -> Option<T> {
         let session = self.find(id)?;
         let mut slot = lock(&session);
         slot.used = Instant::now();
@@ -95,13 +97,13 @@ impl<P: Send> Sessions<P> {
     }
 
     /// The answer of a session, or the error that there is no such session.
-    pub(crate) fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
+    pub fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
         let answer = self.with(id, act);
         answer.unwrap_or_else(|| json!({"error": format!("The id {id} is not valid.")}))
     }
 
     /// Closes a session; whether it existed.
-    pub(crate) fn close(&self, id: &TaskIndex) -> bool {
+    pub fn close(&self, id: &TaskIndex) -> bool {
         let found = self.find(id).is_some();
         if let Some(id) = id.as_u64() {
             lock(&self.table).remove(&id);
@@ -110,7 +112,7 @@ impl<P: Send> Sessions<P> {
     }
 
     /// The numbers of the sessions, in order.
-    pub(crate) fn ids(&self) -> Vec<u64> {
+    pub fn ids(&self) -> Vec<u64> {
         lock(&self.table).keys().copied().collect()
     }
 

@@ -11,7 +11,7 @@ const DIGITS_MAX: usize = 4300;
 
 /// Problems found in a request, each in the shape of an entry of `detail`.
 #[derive(Default)]
-pub(crate) struct Problems(Vec<Value>);
+pub struct Problems(Vec<Value>);
 
 impl Problems {
     fn add(&mut self, kind: &str, loc: &[&str], message: &str, input: &Value) {
@@ -20,17 +20,17 @@ impl Problems {
     }
 
     /// The body of the error reply; `None` if there are no problems.
-    pub(crate) fn detail(&self) -> Option<Value> {
+    pub fn detail(&self) -> Option<Value> {
         (!self.0.is_empty()).then(|| json!({"detail": self.0}))
     }
 
     /// Fails if there are any problems.
-    pub(crate) fn none(self) -> Result<(), Self> {
+    pub fn none(self) -> Result<(), Self> {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
     /// The value that was read, or the problems if there are any.
-    pub(crate) fn some<T>(self, read: Option<T>) -> Result<T, Self> {
+    pub fn some<T>(self, read: Option<T>) -> Result<T, Self> {
         match read {
             Some(value) if self.0.is_empty() => Ok(value),
             _ => Err(self),
@@ -45,10 +45,7 @@ impl Problems {
 }
 
 /// The fields of a request's body. Every route wants a JSON object.
-pub(crate) fn fields(
-    content_type: Option<&str>,
-    body: &[u8],
-) -> Result<Map<String, Value>, Problems> {
+pub fn fields(content_type: Option<&str>, body: &[u8]) -> Result<Map<String, Value>, Problems> {
     if body.is_empty() {
         return Err(Problems::one(
             "missing",
@@ -87,7 +84,7 @@ pub(crate) fn fields(
 }
 
 /// The session and the action of a step.
-pub(crate) fn step<'a>(
+pub fn step<'a>(
     fields: &'a Map<String, Value>,
     id_key: &str,
 ) -> Result<(TaskIndex, &'a str), Problems> {
@@ -98,7 +95,7 @@ pub(crate) fn step<'a>(
 }
 
 /// The session and the task of a reset.
-pub(crate) fn reset(
+pub fn reset(
     fields: &Map<String, Value>,
     id_key: &str,
     task_key: &str,
@@ -110,7 +107,7 @@ pub(crate) fn reset(
 }
 
 /// A required whole number. `None`: a problem has been recorded.
-pub(crate) fn integer(
+pub fn integer(
     fields: &Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -124,7 +121,7 @@ pub(crate) fn integer(
 
 /// A whole number that may be missing (`default`) or null (`None`). `Some(None)`: a problem has
 /// been recorded.
-pub(crate) fn integer_or_null(
+pub fn integer_or_null(
     fields: &Map<String, Value>,
     key: &str,
     default: i64,
@@ -138,7 +135,7 @@ pub(crate) fn integer_or_null(
 }
 
 /// Like [`integer`], but a missing or null value passes here and fails later: `Some(None)`.
-pub(crate) fn integer_nullable(
+pub fn integer_nullable(
     fields: &Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -150,7 +147,7 @@ pub(crate) fn integer_nullable(
 }
 
 /// A required text.
-pub(crate) fn text<'a>(
+pub fn text<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -164,7 +161,7 @@ pub(crate) fn text<'a>(
 }
 
 /// A text that may be missing or null; only its type is checked.
-pub(crate) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mut Problems) {
+pub fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mut Problems) {
     if let Some(value) = fields.get(key)
         && !value.is_string()
         && !value.is_null()
@@ -174,7 +171,7 @@ pub(crate) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mu
 }
 
 /// A number in the query string; the last occurrence counts.
-pub(crate) fn query_integer(query: &str, key: &str, problems: &mut Problems) -> Option<TaskIndex> {
+pub fn query_integer(query: &str, key: &str, problems: &mut Problems) -> Option<TaskIndex> {
     let value = url::form_urlencoded::parse(query.as_bytes())
         .filter(|(name, _)| name == key)
         .last()

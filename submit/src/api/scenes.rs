@@ -4,7 +4,7 @@
 use super::episode::one;
 use super::known::Known;
 use crate::{Error, Result};
-use agentgym_envs::{PlayedTask, Scenes, scenes as play_again};
+use agentgym_games::{PlayedTask, Scenes, scenes as play_again};
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;

@@ -1,6 +1,5 @@
 use super::*;
 use crate::stages::testing::policy;
-use agentgym_envs::builtin;
 
 fn line(from: &str, loss: Option<bool>, value: &str) -> Line {
     Line {
@@ -161,7 +160,7 @@ fn files_are_checked() {
 #[test]
 fn a_solver_shows_what_an_episode_looks_like() {
     let policy = policy();
-    let source = builtin::parse("builtin").unwrap().source;
+    let source = agentgym_games::parse("builtin").unwrap().source;
     for style in ["", "thought,once,refusals=100"] {
         let solver = source.solver(style).unwrap();
         let conversation = Conversation::after(&[], solver.demonstrate(5, "Craft.").unwrap());
@@ -188,7 +187,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
 #[test]
 fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let policy = policy();
-    let source = builtin::parse("builtin").unwrap().source;
+    let source = agentgym_games::parse("builtin").unwrap().source;
     let solver = source.solver("").unwrap();
     let ids: Vec<i64> = (0..60).collect();
     let tokens = |id: i64| {

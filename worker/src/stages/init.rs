@@ -17,7 +17,6 @@ use crate::offered_tools::{offering, template_settings};
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
-use agentgym_envs::textcraft::lexicon;
 use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey, head};
@@ -311,7 +310,8 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
 fn corpus(plan: &Plan, chat: &Chat) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
-    for word in lexicon() {
+    let rows = builtin::all().iter();
+    for word in rows.flat_map(|row| (row.corpus_words)()) {
         texts.extend(std::iter::repeat_n(format!(" {word}"), WORD_WEIGHT));
     }
     for (name, declared) in plan.config.environments() {

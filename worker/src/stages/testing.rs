@@ -19,6 +19,7 @@ actor_rollout_ref: {rollout: {n: 2}}
 
 /// The plan of a `run.yaml` with overrides.
 pub(crate) fn plan_of(text: &str, overrides: &[&str]) -> Plan {
+    agentgym_games::provide();
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
     let config = ResolvedConfig::parse("test", Path::new("test.yaml"), text, &overrides).unwrap();
     Plan::new(config, Path::new(".")).unwrap()

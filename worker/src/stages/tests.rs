@@ -6,7 +6,6 @@ mod server;
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
 use crate::{Error, Report, StageContext, stages};
-use agentgym_envs::builtin;
 use agentgym_jobs::codec::{decode, encode};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::journal::{Event as TurnEvent, Segment};
@@ -512,7 +511,9 @@ fn able_rollout() -> ([String; 7], PartId) {
 
 /// A server of the run's tasks; every message to it waits for a permit.
 async fn gated_environment() -> (String, Arc<Semaphore>) {
-    let server = builtin::start("builtin:worlds?depths=1-2").await.unwrap();
+    let server = agentgym_games::start("builtin:worlds?depths=1-2")
+        .await
+        .unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let gate = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
