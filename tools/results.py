@@ -86,9 +86,16 @@ for name, file in (("dpo", PAIRS), ("dpo, scrambled", EXCHANGED)):
 SMOLLM = "configs/smollm.yaml"
 ROWS["smollm"] = (SMOLLM, [])
 ROWS["smollm, scrambled"] = (SMOLLM, SCRAMBLED)
+LEVELS = "configs/smollm-levels.yaml"
+ROWS["smollm levels"] = (LEVELS, [])
+ROWS["smollm levels, scrambled"] = (LEVELS, SCRAMBLED)
+# As many tokens as the warm start (96 191 in 48 steps) and the updates (565 714) read.
+ROWS["smollm levels, expert play"] = (LEVELS, ["run.pipeline=sft", "sft.steps=330"])
 ROWS["smollm, expert play"] = (SMOLLM, ["run.pipeline=sft", "sft.steps=65"])
-ROWS["smollm, no lessons"] = (SMOLLM, ["sft.steps=0", "sft.sources=[]", 'actor_rollout_ref.agentgym.reply_prefix="Action:"',
-                                       "actor_rollout_ref.agentgym.lenient_actions=true"])
+NO_LESSONS = ["sft.steps=0", "sft.sources=[]", 'actor_rollout_ref.agentgym.reply_prefix="Action:"',
+              "actor_rollout_ref.agentgym.lenient_actions=true"]
+ROWS["smollm, no lessons"] = (SMOLLM, NO_LESSONS)
+ROWS["smollm levels, no lessons"] = (LEVELS, NO_LESSONS)
 
 # 97.5 % points of Student's t by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

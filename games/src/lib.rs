@@ -59,18 +59,10 @@ pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
 }
 
 #[cfg(test)]
-mod addresses;
-#[cfg(test)]
-mod damaged;
-#[cfg(test)]
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 #[cfg(test)]
-mod originals;
-#[cfg(test)]
-mod reach;
-#[cfg(test)]
-mod servers;
+mod tests;
 
 /// Counts allocations: tests of the readers of untrusted bytes also check how much memory they
 /// allocate.

@@ -140,7 +140,7 @@ async fn recorded_experiments_are_answered_alike() {
     let server = server("").await;
     let (mut compared, mut differing, mut left_out) = (0, Vec::new(), 0);
     for name in ["sciworld", "sciworld-more"] {
-        let transcript = crate::servers::transcript(name);
+        let transcript = crate::tests::servers::transcript(name);
         let mut numbers: Vec<(u64, u64)> = Vec::new();
         for section in transcript["sections"].as_array().expect("sections") {
             for call in section["calls"].as_array().expect("calls") {
@@ -158,11 +158,11 @@ async fn recorded_experiments_are_answered_alike() {
                     && !numbers.iter().any(|(recorded, _)| *recorded == id)
                 {
                     let opened = json!({"method": "POST", "path": "/create"});
-                    let (.., body) = crate::servers::replay(&server.url, &opened).await;
+                    let (.., body) = crate::tests::servers::replay(&server.url, &opened).await;
                     numbers.push((id, body["id"].as_u64().expect("a number")));
                 }
                 let request = renumbered(&call["request"], &numbers);
-                let (status, _, body) = crate::servers::replay(&server.url, &request).await;
+                let (status, _, body) = crate::tests::servers::replay(&server.url, &request).await;
                 if request["path"] == "/create" {
                     let id = expected["id"].as_u64().expect("a number");
                     numbers.push((id, body["id"].as_u64().expect("a number")));
@@ -196,7 +196,7 @@ async fn recorded_experiments_are_answered_alike() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Java and scienceworld.jar: scripts/sciworld.sh runs it"]
 async fn the_recorded_sequence_solves_and_repeats_itself_among_others() {
-    let transcript = crate::servers::transcript("sciworld");
+    let transcript = crate::tests::servers::transcript("sciworld");
     let sections = transcript["sections"].as_array().expect("sections");
     let gold = sections
         .iter()
@@ -308,7 +308,7 @@ async fn a_random_policy_earns_little() {
         if !body.is_null() {
             request["json"] = body;
         }
-        crate::servers::replay(&url, &request).await.2
+        crate::tests::servers::replay(&url, &request).await.2
     };
     let opened = ask("POST", "/create".into(), Value::Null).await;
     let id = opened["id"].as_u64().expect("a number");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::servers::transcript as recorded;
+use crate::tests::servers::transcript as recorded;
 use crate::textcraft::{RecipeBook, solve};
 use agentgym_envs::spec::spec;
 use agentgym_envs::{ClientOptions, EnvClient, Session};
