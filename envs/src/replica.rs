@@ -1,6 +1,6 @@
 //! A game that is played again for somebody who wants to see it.
 //!
-//! Each game has its own file with its [`Replica`]; [`mod@crate::scenes`] plays a recorded episode's
+//! Each game has its own file with its [`Replica`]; `scenes` of the crate `games` plays a recorded episode's
 //! actions in one and compares every observation.
 
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! The environments written in Rust: [`textcraft`], [`babyai`], [`searchqa`], Sokoban, a maze, Wordle,
 //! the toolbox, and ScienceWorld over its Java simulator, each with its game, its server and, where
-//! one exists, its solver; and the pictures of their episodes ([`scenes`]).
+//! one exists, its solver; and the pictures of their episodes ([`scenes()`]).
 //!
 //! A program hands them in with [`provide`]: from then on `builtin:` addresses mean them, for whatever
 //! in it plays, shows or checks a run. What trains does not depend on this crate.
