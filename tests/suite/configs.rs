@@ -18,6 +18,7 @@ fn configs() -> Vec<PathBuf> {
 
 #[test]
 fn every_config_is_planned() {
+    agentgym_games::provide();
     let configs = configs();
     assert!(!configs.is_empty(), "configs/ holds no config");
     for path in configs {

@@ -138,7 +138,7 @@ fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         format!(
             "{} ({})",
-            agentgym_worker::BUILD,
+            env!("AGENTGYM_BUILD"),
             agentgym_worker::features()
         )
     });

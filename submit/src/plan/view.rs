@@ -464,6 +464,7 @@ mod tests {
     use std::path::Path;
 
     fn plan(text: &str, overrides: &[&str]) -> (Plan, Vec<String>) {
+        agentgym_games::provide();
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let config =
             ResolvedConfig::parse("quick", Path::new("quick.yaml"), text, &overrides).unwrap();

@@ -6,6 +6,7 @@ use agentgym_jobs::episode::TOOLS;
 use agentgym_model::{TinyShape, tiny_text};
 
 fn calling_policy() -> Policy {
+    agentgym_games::provide();
     let path =
         "tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400&template=tools";
     let shape = TinyShape::preset(path).unwrap().unwrap();
