@@ -38,8 +38,12 @@ pub fn provide(all: &'static [Registered]) {
 }
 
 /// The environments that were provided.
-pub fn all() -> &'static [Registered] {
-    PROVIDED.get().copied().unwrap_or_default()
+///
+/// # Errors
+/// None were, as half a sentence.
+pub fn all() -> Result<&'static [Registered], &'static str> {
+    let provided = PROVIDED.get().copied();
+    provided.ok_or("this program brings no environments")
 }
 
 /// Why nothing is played by other rules of the built-in games than [`RULES`]; `what` comes before the
@@ -156,14 +160,12 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     if !address.starts_with(SCHEME) {
         return Err(bad(format!("it does not begin with {SCHEME:?}")));
     }
-    if all().is_empty() {
-        return Err(bad("this program brings no environments".to_owned()));
-    }
-    let mut rows = all()
+    let all = all().map_err(|problem| bad(problem.to_owned()))?;
+    let mut rows = all
         .iter()
         .flat_map(|row| row.addresses.iter().map(move |form| (row, form)));
     let (row, form) = rows.find(|(_, form)| form.suffix == name).ok_or_else(|| {
-        let known = all().iter().flat_map(|row| row.addresses);
+        let known = all.iter().flat_map(|row| row.addresses);
         let known: Vec<&str> = known
             .map(|form| form.suffix)
             .filter(|s| !s.is_empty())

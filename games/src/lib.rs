@@ -19,9 +19,8 @@ mod wordle;
 
 pub use scenes::{PlayedTask, Scenes, scenes};
 
-use agentgym_envs::EnvError;
-use agentgym_envs::ServerHandle;
 use agentgym_envs::builtin::{self, BuiltinAddress, Registered};
+use agentgym_envs::{EnvError, ServerHandle};
 
 /// Every environment written in Rust.
 pub static ALL: [Registered; 8] = [

@@ -33,8 +33,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The text that `--version` prints after the name.
-fn version() -> &'static str {
+/// The text that `--version` of both programs prints after the name.
+pub fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         format!(
             "{} ({})",

@@ -7,6 +7,7 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Dtype;
 use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{MachineFacts, RunId, Store};
+use agentgym_submit::cli::version;
 use agentgym_text::Visible;
 use agentgym_worker::{
     Cause, Cloud, Error, Event, Meters, ScratchFolder, SyncOptions, WorkerOptions, run_worker,
@@ -19,7 +20,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -131,18 +132,6 @@ struct PolicySync {
     /// End after the first policy.
     #[arg(long)]
     once: bool,
-}
-
-/// The output of `--version` after the name.
-fn version() -> &'static str {
-    static VERSION: LazyLock<String> = LazyLock::new(|| {
-        format!(
-            "{} ({})",
-            env!("AGENTGYM_BUILD"),
-            agentgym_worker::features()
-        )
-    });
-    &VERSION
 }
 
 /// The exit code of a drain.

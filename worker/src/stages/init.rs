@@ -310,11 +310,8 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
 fn corpus(plan: &Plan, chat: &Chat) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
-    let rows = builtin::all();
-    if rows.is_empty() {
-        let problem = "this program brings no environments, whose words a preset's tokenizer knows";
-        return Err(Error::stage(problem));
-    }
+    let rows = builtin::all()
+        .map_err(|e| Error::stage(format!("{e}, whose words a preset's tokenizer knows")))?;
     for word in rows.iter().flat_map(|row| (row.corpus_words)()) {
         texts.extend(std::iter::repeat_n(format!(" {word}"), WORD_WEIGHT));
     }
