@@ -43,7 +43,6 @@ pub struct EpisodeCredit {
     /// The reward of each turn, if turns are rewarded.
     pub turn_rewards: Option<Vec<f64>>,
     /// What the run added to the reward; in the score.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reward_terms: Vec<RewardTerm>,
     /// All episodes of its group.
     pub members: Vec<Member>,

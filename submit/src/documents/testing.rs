@@ -67,7 +67,7 @@ pub(crate) struct EpisodeCredit {
     left_out: Option<String>,
     score: f64,
     turn_rewards: Option<Vec<f64>>,
-    reward_terms: Option<Vec<Object>>,
+    reward_terms: Vec<Object>,
     members: Vec<Object>,
     rewards: Vec<f64>,
     loss_mask: Vec<bool>,
