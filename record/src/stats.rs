@@ -11,6 +11,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     pub busy_s: Option<f64>,
+    pub store_s: Option<f64>,
+    pub store_waited_s: Option<f64>,
+    pub put_bytes: Option<u64>,
+    pub got_bytes: Option<u64>,
+    pub got_ahead_bytes: Option<u64>,
     pub peak_memory_bytes: Option<u64>,
     pub parameters: Option<u64>,
     pub adapter_parameters: Option<u64>,
@@ -118,20 +123,23 @@ mod tests {
     /// measured is no error.
     #[test]
     fn stats_keep_their_names() {
-        let all = json!({
-            "busy_s": 0.5, "peak_memory_bytes": 9, "parameters": 9, "adapter_parameters": 9,
-            "sampled_tokens": 9, "sampled_tokens_per_s": 0.5, "scored_tokens": 9,
-            "scored_tokens_per_s": 0.5, "trained_tokens": 9, "trained_tokens_per_s": 0.5,
-            "log_prob_mismatch_max": 0.0, "prompt_tokens_shared": 9, "policy_s": 0.5,
-            "probe_distance": 0.5, "probe_separation": 0.5, "probe_tells_apart": true,
-            "chat_answers": 9, "chat_answers_uncounted": 9, "chat_tokens_in": 9, "chat_tokens_out": 9,
-            "chat_cost": 0.5, "env_s": 0.5, "env_calls": 9, "env_call_fault_rate": 0.5,
-            "env_call_faults": {"timeout": 1}, "env_sessions_leaked": 9, "env_servers_away": ["url"],
-            "env_characters_replaced": 9, "episodes_replayed": 9, "episodes_taken_up": 9,
-            "episodes_resumed": 9, "episodes_begun_anew": 9, "journalled_tokens": 9,
-            "taken_up_tokens": 9, "sampled_twice_tokens": 9, "turns": 9, "turns_unparsed": 9,
-            "turns_cut": 9, "groups_compared": 9, "groups_identical": 9,
+        let counted = r#"
+            parameters adapter_parameters peak_memory_bytes put_bytes got_bytes got_ahead_bytes sampled_tokens
+            scored_tokens trained_tokens prompt_tokens_shared chat_answers chat_answers_uncounted chat_tokens_in
+            chat_tokens_out env_calls env_sessions_leaked env_characters_replaced episodes_replayed
+            episodes_taken_up episodes_resumed episodes_begun_anew journalled_tokens taken_up_tokens
+            sampled_twice_tokens turns turns_unparsed turns_cut groups_compared groups_identical"#;
+        let measured = r#"
+            busy_s store_s store_waited_s sampled_tokens_per_s scored_tokens_per_s trained_tokens_per_s
+            log_prob_mismatch_max policy_s probe_distance probe_separation chat_cost env_s env_call_fault_rate"#;
+        let mut all = json!({
+            "probe_tells_apart": true, "env_call_faults": {"timeout": 1}, "env_servers_away": ["url"],
         });
+        for (names, value) in [(counted, json!(9)), (measured, json!(0.5))] {
+            for name in names.split_whitespace() {
+                all[name] = value.clone();
+            }
+        }
         let all = all.as_object().unwrap();
         assert_eq!(Stats::read(PART, all).unwrap().to_map(), *all);
         let mut some = Stats::default();

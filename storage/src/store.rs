@@ -414,7 +414,7 @@ impl Store {
             });
         }
         let content = found.bytes().await.map_err(failed)?;
-        add(&self.inner.counters.bytes_out, content.len() as u64);
+        self.count_got(content.len());
         Ok(Some(content))
     }
 
@@ -443,7 +443,7 @@ impl Store {
             .map_err(failed)?;
         let size = found.meta.size;
         let content = found.bytes().await.map_err(failed)?;
-        add(&self.inner.counters.bytes_out, content.len() as u64);
+        self.count_got(content.len());
         Ok((size, content))
     }
 
@@ -468,11 +468,6 @@ impl Store {
     /// What takes large objects in parts.
     pub(crate) fn parts(&self) -> Option<Arc<dyn MultipartStore>> {
         self.inner.parts.clone()
-    }
-
-    pub(crate) fn count_put(&self, bytes: usize) {
-        add(&self.inner.counters.puts, 1);
-        add(&self.inner.counters.bytes_in, bytes as u64);
     }
 
     pub(crate) fn failed(

@@ -3,6 +3,7 @@
 
 mod line;
 
+use crate::plan::moves::Rates;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_model::Dtype;
 use clap::{Args, Parser, Subcommand};
@@ -187,8 +188,7 @@ pub enum Command {
         /// A folder in Hugging Face's layout, or the hub id of a model in the hub tools' cache
         folder: String,
     },
-    /// Fetch a model from the Hugging Face hub into the cache of the hub's tools, where runs find it by
-    /// its id (only in programs built with the feature `hub`)
+    /// Fetch a model of the Hugging Face hub, which runs find by its id (only with the feature `hub`)
     Pull {
         /// Id of the model, such as Qwen/Qwen2.5-0.5B-Instruct
         #[arg(value_name = "OWNER/NAME")]
@@ -197,8 +197,7 @@ pub enum Command {
         #[arg(long)]
         revision: Option<String>,
     },
-    /// Write a model's folder to a repository of the Hugging Face hub (only in programs built with the
-    /// feature `hub`)
+    /// Write a model's folder to a repository of the Hugging Face hub (only with the feature `hub`)
     Push(PushArgs),
     /// The digest of everything a run has committed
     Digest {
@@ -247,15 +246,16 @@ pub struct ConfigArgs {
 /// What `plan` shows, and whether it asks servers.
 #[derive(Debug, Clone, Args)]
 pub struct PlanArgs {
-    /// The config
     #[command(flatten)]
-    pub config: ConfigArgs,
+    pub(crate) config: ConfigArgs,
     /// Ask every environment address whether it is what its name says and opens the plan's last item
     #[arg(long)]
     pub check: bool,
     /// Measure a small first iteration also where that takes minutes
     #[arg(long)]
     pub trial: bool,
+    #[command(flatten)]
+    pub(crate) rates: Rates,
 }
 
 /// Where a new run begins.

@@ -174,17 +174,17 @@ async fn command(cli: &Cli) -> Result<()> {
 }
 
 async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
-    let (args, check, trial) = (&args.config, args.check, args.trial);
-    let mut config = run::read_config(args, global)?;
+    let (check, trial) = (args.check, args.trial);
+    let mut config = run::read_config(&args.config, global)?;
     if config.evaluates_alone() {
         // Such a config is meant for `eval`: show what that would do.
-        config = run::read_config(&run::for_eval(args), global)?;
+        config = run::read_config(&run::for_eval(&args.config), global)?;
     }
     let plan = Plan::new(config.clone(), run::base())?;
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
     let gpu = plan::device::Gpu::of(&global.device, global.dtype);
-    let checked = run::local::check(&plan, &args.config, gpu);
+    let checked = run::local::check(&plan, &args.config.config, gpu);
     let measured = match (measured(&plan, global).await, &checked) {
         (Some(measured), _) if !trial => Ok(measured),
         (_, Ok(())) => plan::trial::tried(&plan, &config, global, trial).await,
@@ -193,6 +193,7 @@ async fn plan(args: &cli::PlanArgs, global: &Global) -> Result<()> {
     let mut view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
         .with_device(&global.device, global.dtype);
     (view.notes, view.measured) = (&config.notes, measured);
+    view.rates = args.rates.clone();
     if global.json {
         text::emit_json(&view.document());
     } else {

@@ -7,6 +7,7 @@ pub mod document;
 pub mod measured;
 pub(crate) mod memory;
 pub mod model_size;
+pub(crate) mod moves;
 mod parts;
 mod sizes;
 mod texts;

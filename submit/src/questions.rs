@@ -4,7 +4,7 @@
 
 use crate::api::Reader;
 use crate::api::episodes::{EpisodeList, EpisodeRow};
-use crate::api::fleet::{Idle, Ledger, Spent};
+use crate::api::fleet::{Idle, Ledger, Moved, Spent};
 use crate::api::tasks::{Comparison, Pair, ShownCell, Side};
 use crate::api::update::PullingToken;
 use crate::cli::{CompareArgs, EpisodesArgs, Global};
@@ -53,6 +53,7 @@ pub(crate) async fn ledger(store: Store, run: &str, global: &Global) -> Result<(
 fn ledger_text(found: &Ledger) -> String {
     let total = &found.total;
     let priced = total.spent.cost.is_some();
+    let moved = total.spent.moved != Moved::default();
     let row = |name: String, spent: &Spent, idle: Option<&Idle>| {
         let mut cells = vec![
             name,
@@ -61,6 +62,11 @@ fn ledger_text(found: &Ledger) -> String {
             seconds(spent.lost_s),
             idle.map_or_else(|| "–".to_owned(), |idle| seconds(idle.idle_s)),
         ];
+        if moved {
+            let of = spent.moved;
+            cells.extend([of.put_bytes, of.got_bytes].map(text::bytes));
+            cells.push(seconds(of.store_waited_s));
+        }
         if priced {
             cells.extend([spent.cost, spent.lost_cost].map(money));
         }
@@ -68,6 +74,9 @@ fn ledger_text(found: &Ledger) -> String {
     };
     let table = |name: &str, rows: Vec<Vec<String>>| {
         let mut head = vec![name, "lost", "useful", "lost time", "idle"];
+        if moved {
+            head.extend(["put", "got", "waited for store"]);
+        }
         if priced {
             head.extend(["cost", "of it lost"]);
         }

@@ -325,6 +325,16 @@ pub(crate) fn cost(hourly: f64, seconds: f64) -> f64 {
     hourly * seconds / HOUR_S
 }
 
+/// What an hour of a worker costs, as it is typed.
+///
+/// # Errors
+/// What a price looks like.
+pub fn price(text: &str) -> Result<f64, String> {
+    let price: Option<f64> = text.parse().ok();
+    let price = price.filter(|price| (0.0..=1e6).contains(price));
+    price.ok_or_else(|| "give the price of an hour as a number from 0 to 1000000, e.g. 2.10".into())
+}
+
 /// A share or a reward with three decimals, `–` if there is none.
 pub fn share(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |v| format!("{v:.3}"))

@@ -8,6 +8,7 @@ use crate::strikes::{made_good, strikes};
 use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::program;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,4 +102,58 @@ async fn shards_of_a_gradient_do_not_show() {
 async fn nor_do_those_of_an_adapters() {
     let lora = ["actor_rollout_ref.model.lora_rank=4"];
     any_number_of_shards_gives(&lora, 67).await;
+}
+
+/// What `plan` says an iteration moves is what its attempts then say that they moved.
+#[test]
+fn plan_counts_what_shards_move() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let shards = ["jobs.update_shards=2"];
+    let asked = |words: &[&str], settings: &[&str]| -> Value {
+        let mut asks = program("agentgym-submit");
+        asks.args(["--json", "--store"])
+            .arg(store)
+            .args(words)
+            .args(settings);
+        serde_json::from_str(&said(asks)).unwrap()
+    };
+    let settings = [&SMALL[..], &shards].concat();
+    let plan = asked(&["plan", "configs/smoke.yaml"], &settings);
+    end(smoke(store, &shards), store);
+    let ledger = asked(&["ledger", RUN], &[]);
+    let iterations = plan["iterations"].as_f64().unwrap();
+    for stage in ["update", "gradient"] {
+        let moved = &plan["sizes"]["moves"][stage];
+        let lines = ledger["stages"].as_array().unwrap();
+        let line = lines.iter().find(|line| line["stage"] == stage).unwrap();
+        let share =
+            |of: &str| line[of].as_f64().unwrap() / iterations / moved[of].as_f64().unwrap();
+        let (put, got) = (share("put_bytes"), share("got_bytes"));
+        assert!(
+            (1.0..1.1).contains(&put),
+            "{stage}: {put} of {moved}, {line}"
+        );
+        // The policy is in the worker's memory, and the first update has no state to read.
+        assert!(
+            (0.0..1.1).contains(&got),
+            "{stage}: {got} of {moved}, {line}"
+        );
+        assert!(stage == "gradient" || got > 0.5, "{got} of {moved}, {line}");
+    }
+    let of_update = ledger["iterations"][1]["put_bytes"].as_f64().unwrap();
+    assert!(
+        of_update
+            > plan["sizes"]["moves"]["update"]["put_bytes"]
+                .as_f64()
+                .unwrap()
+    );
+    let (asked_s, waited_s) = (
+        &ledger["total"]["store_s"],
+        &ledger["total"]["store_waited_s"],
+    );
+    assert!(
+        waited_s.as_f64() > Some(0.0) && waited_s.as_f64() <= asked_s.as_f64(),
+        "{ledger}"
+    );
 }

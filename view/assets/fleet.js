@@ -259,8 +259,8 @@ function ledgerView(ledger, query, setPrice) {
   const money = (cost) => isNumber(cost) ? " = " + num(cost) : "";
   const all = t.useful_s + t.lost_s + t.idle_s;
   const share = (v, kind, name) => v > 0 && h("span", { class: "share " + kind, "$flex-grow": Math.max(v / (all || 1), 0.002), title: `${name} ${seconds(v)}` });
-  const line = (x, name) => [name, seconds(x.useful_s), seconds(x.lost_s), x.idle_s === undefined ? "–" : seconds(x.idle_s), x.attempts, x.lost_attempts, bytes(x.bytes), ...(priced ? [num(x.cost), num(x.lost_cost)] : [])];
-  const columns = (what) => [[what], ["useful", "n"], ["lost", "n"], ["idle", "n"], ["attempts", "n"], ["lost", "n"], ["written", "n"], ...(priced ? [["cost", "n"], ["of it lost", "n"]] : [])];
+  const line = (x, name) => [name, seconds(x.useful_s), seconds(x.lost_s), x.idle_s === undefined ? "–" : seconds(x.idle_s), x.attempts, x.lost_attempts, bytes(x.put_bytes), bytes(x.got_bytes), seconds(x.store_waited_s), ...(priced ? [num(x.cost), num(x.lost_cost)] : [])];
+  const columns = (what) => [[what], ["useful", "n"], ["lost", "n"], ["idle", "n"], ["attempts", "n"], ["lost", "n"], ["put", "n"], ["got", "n"], ["waited for store", "n"], ...(priced ? [["cost", "n"], ["of it lost", "n"]] : [])];
   const labels = (x) => Object.entries(x.labels).map(([key, value]) => key + "=" + value).join(" ");
   return h("section", { "aria-label": "Ledger" }, h("h2", {}, "Ledger"),
     h("div", { class: "split", role: "img", "aria-label": `useful ${percent(t.useful_s / all, 1)}, lost ${percent(t.lost_s / all, 1)}, idle ${percent(t.idle_s / all, 1)}` },

@@ -9,13 +9,16 @@ use crate::{BUILD, Error, Result, memory, panics, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::Plan;
+use agentgym_record::Stats;
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
     MachineFacts, Manifest, Outputs, Patience, Store, Work,
 };
+use std::any::Any;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -72,6 +75,14 @@ impl Patience for WithResultsInHand {
 
     fn answered(&self) {
         self.health.answered();
+    }
+
+    fn asking(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(self.beat.asking())
+    }
+
+    fn moved(&self, put: u64, got: u64) {
+        self.beat.moved(put, got);
     }
 }
 
@@ -313,14 +324,22 @@ async fn make(
     let made = bench
         .functions
         .run(part.id.stage, &mut context, &mut outputs);
-    let mut report = made.await;
+    let made = made.await;
     drop(watch);
     *measured = context.measured;
-    if let Ok(report) = &mut report {
-        report.stats.busy_s = Some(beat.busy_s());
-        report.stats.peak_memory_bytes = Some(memory::peak_bytes());
-    }
-    let report = report?;
+    let ahead = bench.resources.read_ahead.swap(0, Ordering::Relaxed);
+    let spent = beat.spent();
+    let tell = |stats: &mut Stats| {
+        stats.busy_s = Some(spent.busy.as_secs_f64());
+        stats.store_s = Some(spent.store.as_secs_f64());
+        stats.store_waited_s = Some(spent.waited.as_secs_f64());
+        (stats.put_bytes, stats.got_bytes) = (Some(spent.put), Some(spent.got));
+        stats.got_ahead_bytes = (ahead > 0).then_some(ahead);
+        stats.peak_memory_bytes = Some(memory::peak_bytes());
+    };
+    tell(&mut measured.stats);
+    let mut report = made?;
+    tell(&mut report.stats);
     if part.id.stage == Stage::Expire {
         retention::expire(store, state, part.id.iteration).await?;
     }

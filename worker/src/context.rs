@@ -2,7 +2,7 @@
 //! cancellation token, resident resources and its journal. No key, store, queue or clock.
 
 use crate::Cause;
-use crate::busy::{Busy, BusyCall};
+use crate::busy::{Busy, BusyCall, Spent, StoreRequest};
 use crate::environments::Environments;
 use crate::meters::Meters;
 use crate::policies::{Critics, KeptForeign, Policies};
@@ -58,6 +58,8 @@ pub struct Resources {
     pub environments: Environments,
     /// What was done so far, for operators.
     pub meters: Arc<Meters>,
+    /// Bytes of policies that the process has read ahead of their parts since an attempt last ended.
+    pub read_ahead: Arc<AtomicU64>,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
 }
@@ -219,9 +221,19 @@ impl Beat {
         self.inner.busy.call()
     }
 
-    /// Seconds during which at least one such call was running.
-    pub fn busy_s(&self) -> f64 {
-        self.inner.busy.seconds()
+    /// Counts as time in the store, until the returned value is dropped.
+    pub(crate) fn asking(&self) -> StoreRequest {
+        self.inner.busy.request()
+    }
+
+    /// Bytes went into the store, or came out of it.
+    pub(crate) fn moved(&self, put: u64, got: u64) {
+        self.inner.busy.moved(put, got);
+    }
+
+    /// Where the time of the attempt went so far, and the bytes that it moved.
+    pub(crate) fn spent(&self) -> Spent {
+        self.inner.busy.spent()
     }
 
     /// Time since the last tick.

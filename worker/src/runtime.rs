@@ -128,6 +128,7 @@ pub async fn run_worker(
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
         meters: Arc::clone(&options.meters),
+        read_ahead: Default::default(),
         drain_grace: options.drain_grace,
     });
     let queue = options.queue.clone();

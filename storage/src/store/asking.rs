@@ -2,6 +2,7 @@
 //! waits; and where an object seems to be wrong, before the object is blamed.
 
 use super::Store;
+use super::counters::add;
 use super::patience::Patience;
 use crate::{Error, Result};
 use object_store::path::Path as ObjectPath;
@@ -37,6 +38,7 @@ impl Store {
         let Some(patience) = &self.patience else {
             return request().await;
         };
+        let _asking = patience.asking();
         let mut limit = SILENCE_MAX + Duration::from_secs(bytes / BYTES_PER_S_MIN);
         let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
         loop {
@@ -63,6 +65,21 @@ impl Store {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    pub(crate) fn count_put(&self, bytes: usize) {
+        add(&self.inner.counters.puts, 1);
+        add(&self.inner.counters.bytes_in, bytes as u64);
+        if let Some(patience) = &self.patience {
+            patience.moved(bytes as u64, 0);
+        }
+    }
+
+    pub(super) fn count_got(&self, bytes: usize) {
+        add(&self.inner.counters.bytes_out, bytes as u64);
+        if let Some(patience) = &self.patience {
+            patience.moved(0, bytes as u64);
         }
     }
 

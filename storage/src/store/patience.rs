@@ -1,6 +1,7 @@
-//! How a caller deals with a store that fails, and how long a request may take.
+//! How a caller deals with a store that fails, what it notes of its requests, and how long one may take.
 
 use crate::Error;
+use std::any::Any;
 use std::time::Duration;
 
 /// An object of unknown size counts as so many bytes, and a listing.
@@ -14,4 +15,12 @@ pub trait Patience: Send + Sync {
 
     /// The store has answered a request.
     fn answered(&self) {}
+
+    /// A request begins, and is over when the returned value is dropped. Requests overlap.
+    fn asking(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(())
+    }
+
+    /// Bytes went into the store, or came out of it.
+    fn moved(&self, _put: u64, _got: u64) {}
 }

@@ -3,6 +3,7 @@
 use super::known::Known;
 use crate::fork::FORK;
 use crate::{Result, text};
+use agentgym_record::Stats;
 use agentgym_storage::{AttemptRecord, PartKey};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,47 @@ struct Bar {
     /// What an hour of the worker costs, where its operator said so.
     price: Option<f64>,
     labels: BTreeMap<String, String>,
+    /// What its record says of the store, if it has one.
+    moved: Moved,
+}
+
+/// Bytes between a worker and the store, and what that cost in time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Moved {
+    pub(crate) put_bytes: u64,
+    /// Those of policies read ahead of their part included.
+    pub(crate) got_bytes: u64,
+    /// Time during which a request was open.
+    pub(crate) store_s: f64,
+    /// Of that, the time in which nothing was computed or played.
+    pub(crate) store_waited_s: f64,
+}
+
+impl Moved {
+    fn of(stats: &Stats) -> Self {
+        Self {
+            put_bytes: stats.put_bytes.unwrap_or(0),
+            got_bytes: stats.got_bytes.unwrap_or(0) + stats.got_ahead_bytes.unwrap_or(0),
+            store_s: stats.store_s.unwrap_or(0.0),
+            store_waited_s: stats.store_waited_s.unwrap_or(0.0),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.put_bytes += other.put_bytes;
+        self.got_bytes += other.got_bytes;
+        self.store_s += other.store_s;
+        self.store_waited_s += other.store_waited_s;
+    }
+
+    fn rounded(self) -> Self {
+        Self {
+            store_s: round(self.store_s),
+            store_waited_s: round(self.store_waited_s),
+            ..self
+        }
+    }
 }
 
 impl Bar {
@@ -51,6 +93,11 @@ async fn bars(known: &Known, price: Option<f64>) -> Result<Vec<Bar>> {
             let committed = manifest.filter(|m| m.attempt == record.number && m.origin.is_none());
             let work = committed.and_then(|m| m.work.as_ref());
             let start = record.start.began_unix_s();
+            let stats = work.map(|work| &work.stats);
+            let stats = stats.or(record.end.as_ref().map(|end| &end.stats));
+            let stats = id
+                .zip(stats)
+                .and_then(|(id, all)| Stats::read(id, all).ok());
             let (outcome, end) = match (work, &record.end) {
                 (Some(work), _) => ("committed", Some(start + work.wall_s)),
                 (None, Some(end)) => (end.outcome.name(), Some(start + end.wall_s)),
@@ -68,6 +115,7 @@ async fn bars(known: &Known, price: Option<f64>) -> Result<Vec<Bar>> {
                 message: message(record),
                 price: record.start.machine.price.or(price),
                 labels: record.start.machine.labels.clone(),
+                moved: stats.as_ref().map(Moved::of).unwrap_or_default(),
             });
         }
     }
@@ -149,11 +197,13 @@ struct Account {
     attempts: u32,
     lost: u32,
     bytes: u64,
+    moved: Moved,
 }
 
 impl Account {
     fn add(&mut self, bar: &Bar, bytes: u64) {
         self.attempts += 1;
+        self.moved.add(bar.moved);
         let seconds = bar.seconds();
         let (spent_s, cost) = match bar.outcome {
             "committed" => {
@@ -199,6 +249,7 @@ impl Account {
             attempts: self.attempts,
             lost_attempts: self.lost,
             bytes: self.bytes,
+            moved: self.moved.rounded(),
             useful_cost: of(self.useful_cost),
             lost_cost: of(self.lost_cost),
             cost: self.cost(),
@@ -221,7 +272,11 @@ pub(crate) struct Spent {
     pub(crate) lost_s: f64,
     pub(crate) attempts: u32,
     pub(crate) lost_attempts: u32,
+    /// Of the artifacts that commits name.
     pub(crate) bytes: u64,
+    /// Of all attempts but those that were killed.
+    #[serde(flatten)]
+    pub(crate) moved: Moved,
     pub(crate) useful_cost: Option<f64>,
     pub(crate) lost_cost: Option<f64>,
     pub(crate) cost: Option<f64>,
@@ -288,6 +343,8 @@ pub(crate) struct IterationLine {
     iteration: u32,
     useful_s: f64,
     useful_cost: Option<f64>,
+    #[serde(flatten)]
+    moved: Moved,
 }
 
 /// `ledger RUN`: seconds and money by stage and by worker; and per solved episode.
@@ -374,6 +431,7 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> 
         iteration: *n,
         useful_s: round(account.useful_s),
         useful_cost: account.cost().map(|_| account.useful_cost),
+        moved: account.moved.rounded(),
     });
     let is_lost = |bar: &&Bar| !matches!(bar.outcome, "committed" | "open");
     let lost = own().filter(is_lost).map(|bar| LostAttempt {
@@ -424,6 +482,11 @@ mod tests {
             message: String::new(),
             price,
             labels: BTreeMap::new(),
+            moved: Moved {
+                put_bytes: 7,
+                store_waited_s: 0.5,
+                ..Moved::default()
+            },
         }
     }
 
@@ -442,5 +505,8 @@ mod tests {
         assert_eq!(account.unpriced_s, 1800.0);
         let line = account.spent();
         assert_eq!((line.cost, line.lost_attempts), (Some(4.0), 1));
+        let moved = line.moved;
+        // An attempt without a commit has moved bytes too.
+        assert_eq!((moved.put_bytes, moved.store_waited_s), (28, 2.0));
     }
 }

@@ -66,7 +66,7 @@ struct Arguments {
     labels: Vec<(String, String)>,
     /// What an hour of this worker costs, in a currency of your choice: `agentgym-submit ledger` adds
     /// it up.
-    #[arg(long, value_name = "PER HOUR", value_parser = price, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PER HOUR", value_parser = agentgym_submit::text::price, allow_negative_numbers = true)]
     price: Option<f64>,
     /// Drain when this cloud announces a preemption of the machine: aws, gcp or azure.
     #[arg(long, value_name = "CLOUD")]
@@ -154,12 +154,6 @@ fn label(text: &str) -> Result<(String, String), String> {
         ));
     }
     Ok((key.to_owned(), value.to_owned()))
-}
-
-fn price(text: &str) -> Result<f64, String> {
-    let price: Option<f64> = text.parse().ok();
-    let price = price.filter(|price| (0.0..=1e6).contains(price));
-    price.ok_or_else(|| "give the price of an hour as a number from 0 to 1000000, e.g. 2.10".into())
 }
 
 fn main() -> ExitCode {

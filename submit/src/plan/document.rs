@@ -1,5 +1,6 @@
 //! What a plan would do, as a document.
 
+use crate::plan::moves::StageMoves;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,6 +15,11 @@ pub struct SizesDocument {
     pub(super) critic_bytes: u64,
     pub(super) records_bytes_max: u64,
     pub(super) kept_bytes_max: u64,
+    /// What an iteration puts into the store and reads from it at most, by stage.
+    pub(super) moves: BTreeMap<&'static str, StageMoves>,
+    /// Seconds of an iteration in which the next policy waits for the store, at `store_rate` bytes a second.
+    pub(super) store_waited_s: f64,
+    pub(super) store_rate: u64,
     /// `STAGE_memory_bytes`, and with a GPU also what stages need there.
     #[serde(flatten)]
     pub(super) by_stage: BTreeMap<String, u64>,

@@ -274,6 +274,11 @@ impl Measured {
         self.by_stage.values().sum()
     }
 
+    /// What an hour of these workers costs, where they said it.
+    pub(crate) fn price(&self) -> Option<f64> {
+        self.price
+    }
+
     fn cost(&self) -> Option<f64> {
         self.price.map(|price| text::cost(price, self.worker_s()))
     }

@@ -15,7 +15,7 @@ const REFERENCE_BYTES_PER_TOKEN: u128 = 4 + 4;
 /// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
 const CRITIC_BYTES_PER_TOKEN: u128 = 4 + 4 + 8;
 /// Weights, gradients and both AdamW moments are f32.
-const F32: u128 = 4;
+pub(super) const F32: u128 = 4;
 
 /// Sizes of one iteration in bytes.
 #[derive(Debug, Clone, Copy)]

@@ -7,6 +7,7 @@ use crate::plan::document::{PlanDocument, SizesDocument};
 use crate::plan::measured::Measured;
 use crate::plan::memory::Memory;
 use crate::plan::model_size::{self, ModelSize};
+use crate::plan::moves::{Moves, Rates};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration};
 use crate::plan::texts::{
@@ -43,6 +44,8 @@ pub struct PlanView<'a> {
     pub(crate) notes: &'a [String],
     /// What runs of this model took, or why that is not known.
     pub(crate) measured: Result<Measured, String>,
+    /// How fast the store is, and what a worker costs where no measured run says it.
+    pub(crate) rates: Rates,
 }
 
 impl<'a> PlanView<'a> {
@@ -62,6 +65,7 @@ impl<'a> PlanView<'a> {
             unused,
             notes: &[],
             measured: Err("no measured run of this model was found".to_owned()),
+            rates: Rates::default(),
         }
     }
 
@@ -191,6 +195,15 @@ impl<'a> PlanView<'a> {
                     "bytes",
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
+                let of_run = self.measured.as_ref().ok().and_then(Measured::price);
+                let rates = Rates {
+                    price: of_run.or(self.rates.price),
+                    ..self.rates
+                };
+                let moves = Moves::new(plan, model).text(&rates);
+                if let Some(moved) = moves {
+                    line("store", moved);
+                }
                 let memory = Memory::new(plan, model, self.threads, self.dtype);
                 let here = config.jobs.workers as u64;
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
@@ -429,6 +442,7 @@ impl<'a> PlanView<'a> {
 
     fn sizes(&self, model: &ModelSize) -> SizesDocument {
         let sizes = Sizes::new(self.plan, model);
+        let moves = Moves::new(self.plan, model);
         let memory = Memory::new(self.plan, model, self.threads, self.dtype);
         let gpu = self
             .gpu
@@ -443,6 +457,9 @@ impl<'a> PlanView<'a> {
             critic_bytes: sizes.critic,
             records_bytes_max: sizes.records,
             kept_bytes_max: sizes.kept,
+            moves: moves.document(),
+            store_waited_s: moves.waited_s(&self.rates),
+            store_rate: self.rates.store_rate as u64,
             by_stage: memory.json().chain(on_gpu).collect(),
             measured_memory: self.peaks(&memory).map(|peaks| peaks.json().collect()),
         }
@@ -510,6 +527,7 @@ jobs: {rollout_part_tasks: 2}
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
             parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 1.0 MB; kept ≤ 33 MB
+            store       an iteration puts ≤ 3.5 MB (update 2.5 MB, rollout 1.0 MB) and gets ≤ 9.0 MB (log_probs 3.3 MB, rollout 3.3 MB, update 2.5 MB)
             memory      each worker, 2 threads: ≤ 213 MB in sft, 65 MB in rollout, 99 MB in log_probs, 139 MB in update, 163 MB in evaluate
             time        not measured: no measured run of this model was found; a store that is no folder is asked with --store
             place       store data, queue redis://h, 1 worker in this process

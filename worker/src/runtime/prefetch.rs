@@ -8,10 +8,11 @@ use crate::policies::{ADAPTER, POLICY};
 use crate::run_state::RunState;
 use crate::{Result, context::Resources, panics};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
-use agentgym_storage::{Inputs, Manifest, RunId};
+use agentgym_storage::{Inputs, Manifest, Patience, RunId};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 
@@ -90,8 +91,9 @@ impl Worker {
         shared.lock().await.remember(*newest, Arc::clone(&manifest));
         let inputs = |manifest: Manifest| {
             let cache = input_cache(&self.options.cache_dir);
+            let counted = Arc::clone(&self.resources.read_ahead);
             Inputs::new(
-                self.options.store.clone(),
+                self.options.store.patient(Ahead(counted)),
                 vec![(AHEAD.to_owned(), manifest)],
                 cache,
             )
@@ -101,6 +103,19 @@ impl Worker {
             tracing::debug!(%run, policy = %newest, "fetched ahead");
         }
         Ok(Some(newest.iteration))
+    }
+}
+
+/// Gives up at once, and counts what it reads.
+struct Ahead(Arc<AtomicU64>);
+
+impl Patience for Ahead {
+    fn waits(&self, _: &agentgym_storage::Error, _: Duration) -> bool {
+        false
+    }
+
+    fn moved(&self, _: u64, got: u64) {
+        self.0.fetch_add(got, Ordering::Relaxed);
     }
 }
 
@@ -159,6 +174,7 @@ mod tests {
             critics: crate::policies::Critics::default(),
             environments: crate::environments::Environments::default(),
             meters: Default::default(),
+            read_ahead: Default::default(),
             drain_grace: crate::DRAIN_GRACE,
         };
         assert!(fetch(&resources, &inputs, &manifest).await.unwrap());

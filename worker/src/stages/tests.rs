@@ -65,6 +65,7 @@ impl Bench {
                 critics: Default::default(),
                 environments: Default::default(),
                 meters: Default::default(),
+                read_ahead: Default::default(),
                 drain_grace: crate::DRAIN_GRACE,
             }),
             cache: tempfile::tempdir().unwrap(),

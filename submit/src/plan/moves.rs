@@ -1,0 +1,243 @@
+//! What an iteration moves between its workers and the store, at most: every part reads the models
+//! that its inputs name, as a worker does that holds none of them, and writes what its stage leaves.
+
+use super::model_size::ModelSize;
+use super::sizes::{F32, Sizes, narrow};
+use crate::text::{self, bytes};
+use agentgym_jobs::pipeline::{BASE_PART, Part, Stage, parts};
+use agentgym_jobs::plan::Plan;
+use clap::Args;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How fast a store is, and what a worker costs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Rates {
+    /// Bytes that a worker moves to or from the store in a second; the default is a gigabit
+    #[arg(long, value_name = "SIZE", default_value = "125MB", value_parser = text::bytes_of)]
+    pub store_rate: usize,
+    /// What an hour of a worker costs, where no measured run says it
+    #[arg(long, value_name = "PER HOUR", value_parser = text::price, allow_negative_numbers = true)]
+    pub price: Option<f64>,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self {
+            store_rate: 125_000_000,
+            price: None,
+        }
+    }
+}
+
+/// Bytes of all parts of a stage in one iteration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct StageMoves {
+    parts: u64,
+    put_bytes: u64,
+    got_bytes: u64,
+}
+
+/// Bytes by stage.
+pub(crate) struct Moves<'a> {
+    plan: &'a Plan,
+    of: BTreeMap<Stage, StageMoves>,
+}
+
+impl<'a> Moves<'a> {
+    /// Of the second iteration that the run makes itself: its update has an optimizer's state to read.
+    pub(crate) fn new(plan: &'a Plan, model: &ModelSize) -> Self {
+        let first = plan.forked_at().map_or(1, |last| last.saturating_add(1));
+        let iteration = first.saturating_add(1).min(plan.iterations);
+        let sizes = Sizes::new(plan, model);
+        let mut of = BTreeMap::<Stage, StageMoves>::new();
+        for part in parts(plan, iteration) {
+            let all = of.entry(part.id.stage).or_default();
+            all.parts += 1;
+            all.put_bytes += put(&sizes, model, part.id.stage);
+            all.got_bytes += got(&sizes, model, &part);
+        }
+        // Which stage writes how much of the records is not told apart: rollouts begin them.
+        if let Some(rollouts) = of.get_mut(&Stage::Rollout) {
+            rollouts.put_bytes += sizes.records;
+        }
+        Self { plan, of }
+    }
+
+    pub(crate) fn document(&self) -> BTreeMap<&'static str, StageMoves> {
+        let stages = self.of.iter().map(|(stage, moves)| (stage.name(), *moves));
+        stages.collect()
+    }
+
+    fn all(&self, value: impl Fn(&StageMoves) -> u64) -> u64 {
+        self.of.values().map(value).sum()
+    }
+
+    /// Bytes on the way from one policy to the next that nothing computes beside: a worker reads the
+    /// policy, and every part of an update waits for the one before. Shards are read and written side by
+    /// side.
+    fn in_turn(&self) -> u64 {
+        let bytes = |(stage, moves): (&Stage, &StageMoves)| {
+            let at_once = match stage {
+                Stage::Rollout => return moves.got_bytes / moves.parts.max(1),
+                Stage::Gradient => u64::from(self.plan.config.jobs.update_shards),
+                Stage::Update | Stage::Sft => 1,
+                _ => return 0,
+            };
+            (moves.got_bytes + moves.put_bytes) / at_once.max(1)
+        };
+        self.of.iter().map(bytes).sum()
+    }
+
+    /// Seconds of an iteration in which the next policy waits for the store.
+    pub(crate) fn waited_s(&self, rates: &Rates) -> f64 {
+        self.in_turn() as f64 / rates.store_rate.max(1) as f64
+    }
+
+    /// One line; none where nothing of a model moves.
+    pub(crate) fn text(&self, rates: &Rates) -> Option<String> {
+        let by_stage = |value: fn(&StageMoves) -> u64| {
+            let mut stages: Vec<_> = self.of.iter().map(|(s, moves)| (value(moves), s)).collect();
+            stages.retain(|(bytes, _)| *bytes > 0);
+            stages.sort_unstable_by(|a, b| b.cmp(a));
+            let stages = stages
+                .iter()
+                .map(|(of, stage)| format!("{stage} {}", bytes(*of)));
+            stages.collect::<Vec<_>>().join(", ")
+        };
+        let (put, got) = (self.all(|of| of.put_bytes), self.all(|of| of.got_bytes));
+        if put + got == 0 {
+            return None;
+        }
+        let mut out = format!(
+            "an iteration puts ≤ {} ({}) and gets ≤ {} ({})",
+            bytes(put),
+            by_stage(|of| of.put_bytes),
+            bytes(got),
+            by_stage(|of| of.got_bytes)
+        );
+        let waited_s = self.waited_s(rates);
+        if waited_s >= 1.0 {
+            let whole_s = waited_s * f64::from(self.plan.iterations);
+            out += &format!(
+                "; at {} a second (--store-rate) the next policy waits {} of each for it, {} in all",
+                bytes(rates.store_rate as u64),
+                text::seconds(waited_s),
+                text::seconds(whole_s)
+            );
+            if let Some(price) = rates.price {
+                let cost = text::cost(price, whole_s);
+                out += &format!(
+                    ", {cost:.2} in money for each worker that waits, at {price:.2} an hour"
+                );
+            }
+        }
+        Some(out)
+    }
+}
+
+/// What a part of this stage leaves of models and optimizer states.
+fn put(sizes: &Sizes, model: &ModelSize, stage: Stage) -> u64 {
+    match stage {
+        Stage::Sft | Stage::Dpo | Stage::Update => sizes.policy + sizes.optimizer,
+        Stage::Gradient => narrow(model.trained * F32),
+        Stage::CriticUpdate => sizes.critic,
+        _ => 0,
+    }
+}
+
+/// The models, states and gradients that a part reads.
+fn got(sizes: &Sizes, model: &ModelSize, part: &Part) -> u64 {
+    let weights = narrow(model.parameters * F32);
+    let stage = part.id.stage;
+    let read = |name: &str, from: Stage, is_base: bool| match name {
+        "policy" if is_base => weights,
+        // A chain of steps goes on with the optimizer's state of the step before.
+        "policy" if from == stage => sizes.policy + sizes.optimizer,
+        "policy" => sizes.policy,
+        "base" | "reference" => weights,
+        "critic" if stage == Stage::CriticUpdate && from == stage => sizes.critic,
+        "critic" => weights,
+        name if name.starts_with("gradient.") => narrow(model.trained * F32),
+        _ => 0,
+    };
+    let inputs = part.inputs.iter();
+    inputs
+        .map(|input| read(&input.name, input.from.stage, input.from == BASE_PART))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::model_size;
+    use agentgym_jobs::config::ResolvedConfig;
+    use std::path::Path;
+
+    const RATE: f64 = 125e6;
+
+    /// Four optimizer steps of a model of 3B's shape, as JSON by stage.
+    fn moved(overrides: &[&str]) -> (BTreeMap<&'static str, StageMoves>, f64) {
+        const TEXT: &str = "
+run: {id: r}
+data: {tasks: [{env: textcraft, ids: 0..8}], train_batch_size: 8}
+actor_rollout_ref:
+  model: {path: 'tiny?hidden=2048&layers=36&heads=16&kv_heads=2&intermediate=11008&vocab=151936'}
+  actor: {ppo_mini_batch_size: 2}
+  rollout: {n: 2}
+trainer: {total_training_steps: 3}
+";
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), TEXT, &overrides).unwrap();
+        let plan = Plan::new(config, Path::new("")).unwrap();
+        let model = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+        let moves = Moves::new(&plan, &model);
+        let rates = Rates {
+            price: Some(2.0),
+            ..Rates::default()
+        };
+        assert!(moves.text(&rates).unwrap().contains("in money"));
+        (moves.document(), moves.waited_s(&rates))
+    }
+
+    /// Every step of a sharded update leaves a policy and a state, and every shard a gradient: where
+    /// one part puts 37 GB, four steps of four shards put 345.
+    #[test]
+    fn shards_of_an_update_are_counted() {
+        let (whole, waited_s) = moved(&[]);
+        let policy = whole["rollout"].got_bytes / whole["rollout"].parts;
+        assert!(
+            (12_000_000_000..13_000_000_000).contains(&policy),
+            "{policy}"
+        );
+        let update = whole["update"];
+        assert_eq!((update.parts, update.put_bytes), (1, 3 * policy));
+        // A worker that has neither reads the policy and its state.
+        assert_eq!(update.got_bytes, 3 * policy);
+        assert_eq!(waited_s, (7 * policy) as f64 / RATE);
+        let (sharded, longer_s) = moved(&["jobs.update_shards=4"]);
+        let (update, gradient) = (sharded["update"], sharded["gradient"]);
+        assert_eq!((update.parts, gradient.parts), (4, 16));
+        assert_eq!(
+            update.put_bytes + gradient.put_bytes,
+            4 * 3 * policy + 16 * policy
+        );
+        assert_eq!(update.got_bytes, 4 * (3 + 4) * policy);
+        assert_eq!(gradient.got_bytes, 16 * policy);
+        let in_turn = 1 + 4 * (3 + 3 + 4) + 4 * 2;
+        assert_eq!(longer_s, (in_turn * policy) as f64 / RATE);
+    }
+
+    /// The base is read whole, and what is trained is all that is written.
+    #[test]
+    fn an_adapter_moves_little_but_its_base() {
+        let (moved, _) = moved(&["actor_rollout_ref.model.lora_rank=8"]);
+        let (update, rollout) = (moved["update"], moved["rollout"]);
+        assert!(update.put_bytes < 300_000_000, "{update:?}");
+        assert!(
+            rollout.got_bytes / rollout.parts > 12_000_000_000,
+            "{rollout:?}"
+        );
+    }
+}
