@@ -10,7 +10,7 @@
 
 use crate::manifest::{from_json, to_json};
 use crate::store::location;
-use crate::{Artifact, Created, Error, Key, Manifest, PartKey, Result, RunId, Store};
+use crate::{Artifact, AttemptId, Created, Error, Key, Manifest, PartKey, Result, RunId, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 const VERSION: u32 = 1;
 /// Concurrent requests.
 const AT_ONCE: usize = 16;
+/// How many iterations back files of attempts are looked for that did not commit. One that was slow
+/// may have written some after its part was committed by another.
+const LOOKED_BACK: u32 = 4;
 
 /// The keys in a pin or a tombstone.
 #[derive(Serialize, Deserialize)]
@@ -36,8 +39,9 @@ pub struct Expired {
 }
 
 impl Store {
-    /// Deletes the artifacts of `manifests` for which `keep` returns false, and the journals of
-    /// committed parts in iterations up to `iteration`, which is also the number of the tombstone.
+    /// Deletes the artifacts of `manifests` for which `keep` returns false, and of committed parts in
+    /// iterations up to `iteration`, which is also the number of the tombstone, the journals and what
+    /// other attempts have written.
     ///
     /// Artifacts stored in another run's folder (a fork's inputs) are never touched. Safe to call
     /// again: the keys in the first tombstone are the ones deleted.
@@ -81,6 +85,7 @@ impl Store {
             iteration,
         };
         keys.extend(self.finished_journals(run, iteration).await?);
+        keys.extend(self.left_behind(run, iteration).await?);
         let spared = self.pinned(run).await?;
         keys.retain(|key| !spared.contains(key));
         if keys.is_empty() && self.try_get(&tombstone).await?.is_none() {
@@ -138,6 +143,31 @@ impl Store {
             .filter(|(slot, _)| committed.contains(slot))
             .flat_map(|(_, keys)| keys)
             .collect())
+    }
+
+    /// Files that commits do not name, of parts that several attempts have written files of. Nobody
+    /// takes them up: the parts are committed.
+    async fn left_behind(&self, run: &RunId, iteration: u32) -> Result<Vec<Key>> {
+        let first = iteration.saturating_sub(LOOKED_BACK);
+        let mut by_slot: BTreeMap<PartKey, (BTreeSet<AttemptId>, Vec<Key>)> = BTreeMap::new();
+        for (key, _) in self.list_iterations(run, "files", first).await? {
+            if let Key::File { slot, attempt, .. } = &key
+                && slot.iteration <= iteration
+            {
+                let (attempts, keys) = by_slot.entry(slot.clone()).or_default();
+                attempts.insert(attempt.clone());
+                keys.push(key);
+            }
+        }
+        by_slot.retain(|_, (attempts, _)| attempts.len() > 1);
+        let mut left = Vec::new();
+        for (slot, (_, keys)) in by_slot {
+            if let Some(manifest) = self.manifest(&slot).await? {
+                let named: BTreeSet<&Key> = manifest.outputs.iter().map(|of| &of.key).collect();
+                left.extend(keys.into_iter().filter(|key| !named.contains(key)));
+            }
+        }
+        Ok(left)
     }
 
     /// Keeps objects of `run` for a fork permanently. Must be called once, before the fork's plan

@@ -41,6 +41,7 @@ mod published;
 mod readme;
 mod recipes;
 mod remedies;
+mod retention;
 mod reward_function;
 mod serve;
 mod shared_updates;

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::{examined, retained};
 use agentgym_jobs::config::Pipeline;
-use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
 use agentgym_record::metrics::Metrics;
 use agentgym_storage::{Manifest, Store};
 use std::collections::BTreeSet;
@@ -27,7 +27,9 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         let parts = state.parts(iteration).into_iter().map(|part| part.id);
         let gradients: Vec<PartId> = parts.filter(|id| id.stage == Stage::Gradient).collect();
         let critic = critic_of(&state.plan, iteration);
-        for maker in makers.chain(critic).chain(gradients) {
+        // Where a warm start begins, if it does not begin there.
+        let init = (iteration == 0 && last != BASE_PART).then_some(BASE_PART);
+        for maker in makers.chain(critic).chain(gradients).chain(init) {
             if let Some(manifest) = state.manifest(maker).await? {
                 manifests.push((*manifest).clone());
             }
@@ -38,13 +40,21 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         .map(|m| m.iteration)
         .filter(|n| evaluation_pending(state, *n) || evaluated.unknown.contains(n))
         .collect();
+    let init_is_read = init_is_read(state);
     let keep = |manifest: &Manifest, name: &str| {
         let last = policy_of(&plan, manifest.iteration);
-        let unfinished = manifest.stage == last.stage.name() && manifest.part != last.part;
+        let is_superfluous = match manifest.iteration == 0 && manifest.stage == Stage::Init.name() {
+            true => manifest.part == BASE_PART.part && !init_is_read,
+            false => manifest.stage == last.stage.name() && manifest.part != last.part,
+        };
+        // What training began with, its state too.
+        if manifest.iteration == 0 && !is_superfluous {
+            return true;
+        }
         // Only the last part's policy is the iteration's policy; those of other parts are expired
         // like optimizer states.
-        let name = match (unfinished, name.split_once('/')) {
-            (true, Some((_, rest))) => &format!("optimizer/{rest}"),
+        let name = match name.split_once('/') {
+            Some(("policy" | "adapter", rest)) if is_superfluous => &format!("optimizer/{rest}"),
             _ => name,
         };
         retained(
@@ -60,6 +70,16 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         .expire(&state.plan.run, latest, |m, a| keep(m, &a.name), &manifests)
         .await?;
     Ok(())
+}
+
+/// Whether some part reads the policy that the run begins with, or a fork's part may.
+fn init_is_read(state: &RunState) -> bool {
+    let plan = &state.plan;
+    let is_used = plan.has_adapter()
+        || plan.config.run.pipeline == Pipeline::AgentEvol
+        || [reference_of(plan), policy_of(plan, 0)].contains(&BASE_PART);
+    let start = state.parts(0);
+    is_used || start.iter().any(|part| !state.progress.contains(&part.id))
 }
 
 fn evaluation_pending(state: &RunState, iteration: u32) -> bool {

@@ -406,19 +406,27 @@ async fn retention(bench: &Bench) {
         .unwrap_err();
     assert!(matches!(other, Error::Conflict { .. }), "{other}");
 
+    // An attempt that lost against the commit, one that was killed, and one that may take that one up.
+    for (stage, part, number) in [("update", 0, 2), ("rollout", 5, 1), ("rollout", 5, 2)] {
+        let (slot, attempt) = (slot("old", 3, stage, part), AttemptId::new(number));
+        let mut outputs = Outputs::new(store.clone(), slot, attempt);
+        let written = outputs.bytes("late", "test", "late".into()).await;
+        written.unwrap();
+    }
+    let files = async || -> Vec<Key> {
+        let listed = store.list("runs/old/files").await.unwrap();
+        let keys = listed.into_iter().map(|(key, _)| key);
+        keys.filter(|key| !key.path().contains("/rollout/"))
+            .collect()
+    };
+
     let keep = |m: &Manifest, a: &Artifact| {
         m.iteration == 3 || (m.iteration == 2 && a.name.starts_with("policy/"))
     };
     let expired = store.expire(&parent, 3, keep, &commits).await.unwrap();
-    // Of iteration 1 all but the pinned file, of iteration 2 the empty file, and one journal.
-    assert_eq!((expired.named, expired.pinned), (4, 0));
-    let left: Vec<_> = store
-        .list("runs/old/files")
-        .await
-        .unwrap()
-        .into_iter()
-        .map(|(key, _)| key)
-        .collect();
+    // Of iteration 1 all but the pinned file, of iteration 2 the empty file, one journal, and what lost.
+    assert_eq!((expired.named, expired.pinned), (5, 0));
+    let left = files().await;
     let mut wanted = vec![key(1, "policy/config.json")];
     wanted
         .extend(["policy/config.json", "policy/weights/one.safetensors"].map(|name| key(2, name)));
@@ -447,17 +455,16 @@ async fn retention(bench: &Bench) {
         .expire(&parent, 3, |_, _| false, &commits)
         .await
         .unwrap();
-    assert_eq!((again.named, again.pinned), (4, 0));
-    assert_eq!(store.list("runs/old/files").await.unwrap().len(), 6);
+    assert_eq!((again.named, again.pinned), (5, 0));
+    assert_eq!(files().await.len(), 6);
     // In a later iteration the new rule applies, except to the pinned file.
     let later = store
         .expire(&parent, 4, |_, _| false, &commits)
         .await
         .unwrap();
-    assert_eq!(
-        store.list("runs/old/files").await.unwrap(),
-        [(key(1, "policy/config.json"), 2)]
-    );
+    assert_eq!(files().await, [key(1, "policy/config.json")]);
+    let open = store.list("runs/old/files/00000003/rollout").await.unwrap();
+    assert_eq!(open.len(), 2, "an uncommitted part keeps its files");
     assert!(later.named >= 5, "{later:?}");
 
     let removed = inputs(bench, &commits[0])

@@ -66,7 +66,7 @@ const WINDOW: u32 = 64;
 pub(crate) fn examined(plan: &Plan, latest: u32) -> impl Iterator<Item = u32> + '_ {
     let lag = plan.config.algorithm.lag;
     let fresh = ITERATIONS_KEPT + 1 + lag;
-    (latest.saturating_sub(WINDOW + lag).max(1)..latest)
+    (latest.saturating_sub(WINDOW + lag)..latest)
         .filter(move |&iteration| plan.evaluates(iteration) || iteration + fresh >= latest)
 }
 
@@ -140,6 +140,8 @@ mod tests {
             let expected: BTreeSet<u32> = (1..=200).filter(|n| !kept(n)).collect();
             assert_eq!(deleted, expected, "lag {lag}");
             assert!(!expected.is_empty());
+            let looked_at = |latest| examined(&plan, latest).any(|iteration| iteration == 0);
+            assert!(looked_at(1) && looked_at(2) && looked_at(3) && !looked_at(200));
         }
     }
 
