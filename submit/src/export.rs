@@ -26,6 +26,7 @@
 mod episodes;
 pub(crate) mod folder;
 mod lessons;
+mod origin;
 mod wanted;
 
 use crate::records::{has, input, slots};
@@ -43,6 +44,7 @@ use agentgym_storage::Manifest;
 use episodes::Played;
 pub use folder::Exported;
 use folder::{check_free, folder, model, policy, write};
+use origin::{CARRIED, FRESH, GONE, OfBatch, Origin};
 use serde_json::{Value, json};
 use std::path::Path;
 pub use wanted::Wanted;
@@ -119,36 +121,15 @@ async fn write_all(
     out: &mut Exported,
 ) -> Result<()> {
     let plan = &view.plan;
-    let (config, rollout) = (&plan.config, &plan.config.actor_rollout_ref.rollout);
-    let mut origin = json!({
-        "run": plan.run.to_string(),
-        "identity": plan.identity,
-        "plan_format": plan.format,
-        "pipeline": config.run.pipeline,
-        "iteration": n,
-        "seed": config.run.seed,
-        "temperature": rollout.temperature,
-        "rollout": {
-            "n": rollout.n,
-            "temperature": rollout.temperature,
-            "top_k": rollout.top_k,
-            "top_p": rollout.top_p,
-        },
-        "train_batch_size": config.data.train_batch_size,
-        "actor": config.actor_rollout_ref.actor,
-        "algorithm": config.algorithm,
-        "save_dtype": wanted.dtype(plan).to_string(),
-    });
-    if plan.has_adapter() {
-        origin["model"] = json!(config.actor_rollout_ref.model);
-    }
+    let config = &plan.config;
+    let mut origin = Origin::new(plan, n, wanted);
     policy(view, after, (to, "after", wanted), out).await?;
     if wanted.optimizer {
         folder(view, after, OPTIMIZER, &to.join("optimizer_after"), out).await?;
     }
     if plan.needs_reference() {
         let reference = reference_of(plan);
-        origin["reference"] = json!(reference.to_string());
+        origin.reference = Some(reference.to_string());
         if wanted.reference {
             let commit = view.committed(reference).await?;
             let place = to.join("reference");
@@ -174,13 +155,13 @@ async fn write_all(
             let base = view.committed(BASE_PART).await?;
             policy(view, &base, (to, "before", wanted), out).await?;
             lessons::sft(view, n, Some(kept), to, out).await?;
-            origin["optimizer_before"] = json!("fresh");
+            origin.optimizer_before = Some(FRESH.to_owned());
         }
         _ => update(view, (n, wanted), after, (to, &mut origin), out).await?,
     }
-    origin["removed"] = json!(out.removed);
-    origin["unwritten"] = json!(out.unwritten);
-    write(to, "export.json", format!("{origin:#}\n").as_bytes(), out)
+    (origin.removed, origin.unwritten) = (out.removed.clone(), out.unwritten.clone());
+    let text = format!("{:#}\n", json!(origin));
+    write(to, "export.json", text.as_bytes(), out)
 }
 
 /// An iteration of reinforcement learning.
@@ -188,31 +169,35 @@ async fn update(
     view: &RunView,
     (n, wanted): (u32, Wanted),
     after: &Manifest,
-    (to, origin): (&Path, &mut Value),
+    (to, origin): (&Path, &mut Origin),
     out: &mut Exported,
 ) -> Result<()> {
     let before = view.committed(policy_of(&view.plan, n - 1)).await?;
     policy(view, &before, (to, "before", wanted), out).await?;
-    origin["optimizer_before"] = json!(optimizer(view, &before, Stage::Update, "", to, out).await?);
+    let found = optimizer(view, &before, Stage::Update, "", to, out).await?;
+    origin.optimizer_before = Some(found.to_owned());
     let batch = view.committed(batch_of(n)).await?;
     if has(&batch, artifact_names::KL) {
-        origin["kl"] = json!(view.document::<KlState>(&batch).await?);
+        origin.kl = Some(view.document::<KlState>(&batch).await?);
     }
     let slots = slots(view, &batch).await?;
     let played = Played::read(view, n, &slots).await?;
-    origin["selected_groups"] = json!(played.selected);
     write(to, "episodes.jsonl", jsonl(&played.lines).as_bytes(), out)?;
     let lines = played.trajectories(&slots);
     out.trajectories = lines.len();
     let config = &view.plan.config;
     let samples = config.actor_rollout_ref.rollout.n as usize;
-    origin["slots"] = json!(config.data.train_batch_size * samples);
+    origin.batch = Some(OfBatch {
+        selected_groups: played.selected,
+        slots: config.data.train_batch_size * samples,
+    });
     write(to, "trajectories.jsonl", jsonl(&lines).as_bytes(), out)?;
     record(view, after, artifact_names::UPDATE, to, out).await?;
     if let Some(id) = critic_of(&view.plan, n) {
-        origin["critic"] = json!(view.plan.config.critic);
+        origin.critic = Some(view.plan.config.critic.clone());
         let after = view.committed(id).await?;
-        origin["critic_optimizer_before"] = json!(critic(view, &after, (to, wanted), out).await?);
+        let found = critic(view, &after, (to, wanted), out).await?;
+        origin.critic_optimizer_before = Some(found.to_owned());
     }
     Ok(())
 }
@@ -229,13 +214,13 @@ async fn optimizer(
 ) -> Result<&'static str> {
     // The optimizer state is carried over only within a phase, and a fork may have dropped it.
     if before.stage != made_by.name() || !keeps_optimizer(before) {
-        return Ok("fresh");
+        return Ok(FRESH);
     }
     let name = format!("{model}optimizer_before");
     folder(view, before, OPTIMIZER, &to.join(&name), out).await?;
     Ok(match out.removed.contains(&name) {
-        true => "carried on, and removed by retention since",
-        false => "carried on",
+        true => GONE,
+        false => CARRIED,
     })
 }
 

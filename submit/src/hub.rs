@@ -32,7 +32,24 @@ mod linked {
     use crate::text;
     use crate::transfer::Transfer;
     use agentgym_worker::hub::{Hub, HubError};
-    use serde_json::json;
+    use serde::Serialize;
+    use std::path::Path;
+
+    /// `pull OWNER/NAME`.
+    #[derive(Serialize)]
+    struct PulledDocument<'a> {
+        id: &'a str,
+        revision: Option<&'a str>,
+        folder: &'a Path,
+    }
+
+    /// `push FOLDER --to OWNER/NAME`.
+    #[derive(Serialize)]
+    struct PushedDocument<'a> {
+        id: &'a str,
+        url: &'a str,
+        commit: Option<&'a str>,
+    }
 
     fn failed(id: &str) -> impl Fn(HubError) -> Error {
         move |error| match error {
@@ -53,9 +70,12 @@ mod linked {
         let hub = Hub::open().map_err(failed(id))?;
         let pulling = hub.pull(id, revision, &transfer.bytes);
         let folder = transfer.during(pulling).await.map_err(failed(id))?;
-        let document = json!({"id": id, "revision": revision, "folder": folder});
         match global.json {
-            true => text::emit_json(&document),
+            true => text::emit_json(&PulledDocument {
+                id,
+                revision,
+                folder: &folder,
+            }),
             false => text::emit(&folder.display().to_string()),
         }
         let path = match revision {
@@ -79,7 +99,11 @@ mod linked {
         let pushing = hub.push(&args.folder, what, &transfer.bytes);
         let pushed = transfer.during(pushing).await.map_err(failed(id))?;
         match global.json {
-            true => text::emit_json(&json!({"id": id, "url": pushed.url, "commit": pushed.commit})),
+            true => text::emit_json(&PushedDocument {
+                id,
+                url: &pushed.url,
+                commit: pushed.commit.as_deref(),
+            }),
             false => text::emit(&pushed.url),
         }
         Ok(())

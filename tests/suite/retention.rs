@@ -4,6 +4,7 @@
 use crate::durability::{RUN, SHORT, end, said, submit_config};
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::program;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tempfile::TempDir;
@@ -47,7 +48,7 @@ fn weights_that_nobody_reads_go() {
     for words in [
         &["verify", RUN][..],
         &["resume", RUN],
-        &["export", RUN, "--iteration", "1", "--to"],
+        &["export", RUN, "--iteration", "0", "--to"],
         &[
             "fork",
             RUN,
@@ -65,6 +66,12 @@ fn weights_that_nobody_reads_go() {
         command.arg("--store").arg(store);
         said(command);
     }
+    let written = |name: &str| store.join("export").join(name).exists();
+    assert!(written("policy_after") && written("sft_examples.jsonl"));
+    assert!(!written("policy_before"));
+    let origin = std::fs::read_to_string(store.join("export/export.json")).unwrap();
+    let origin: Value = serde_json::from_str(&origin).unwrap();
+    assert_eq!(origin["removed"], json!(["policy_before"]));
 }
 
 /// An adapter's base, the start of every AgentEvol iteration and the start policy stay.

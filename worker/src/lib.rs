@@ -54,7 +54,7 @@ pub use guard::{Warned, Warning, Watched, is_guarded, pause, warnings};
 pub use inference::http::KEY_VARIABLE as SERVER_KEY_VARIABLE;
 pub use memory::machine_bytes;
 pub use meters::Meters;
-pub use model_folder::{MADE, class_made_in, model_folder};
+pub use model_folder::{MADE, Made, class_made_in, model_folder};
 pub use offered_tools::{offering, template_settings};
 pub use policies::RESIDENT_POLICIES;
 pub use policy_sync::{SyncOptions, sync_policies};

@@ -3,6 +3,7 @@
 //! command that fetches it.
 
 use agentgym_model::{gguf_at, import_line};
+use serde::{Deserialize, Serialize};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -11,13 +12,25 @@ const MADE_BYTES_MAX: u64 = 1 << 16;
 /// A file of exported policies: the run, iteration and stage that made it, and in which numeric class.
 pub const MADE: &str = "made.json";
 
+/// What stands in it.
+#[derive(Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Made {
+    pub run: String,
+    pub iteration: u32,
+    pub stage: String,
+    pub numeric_class: String,
+    /// The program's commit.
+    pub code_version: String,
+}
+
 /// The numeric class that a model's folder says it was trained in; `None` if it says nothing.
 pub fn class_made_in(folder: &Path) -> Option<String> {
     let mut text = String::new();
     let file = std::fs::File::open(folder.join(MADE)).ok()?;
     file.take(MADE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    let made: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(made.get("numeric_class")?.as_str()?.to_owned())
+    let made: Made = serde_json::from_str(&text).ok()?;
+    Some(made.numeric_class)
 }
 
 /// The folder of `actor_rollout_ref.model.path`.

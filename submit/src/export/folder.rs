@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use agentgym_jobs::pipeline::BASE_PART;
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
-use agentgym_worker::MADE;
+use agentgym_worker::{MADE, Made};
 use serde::Serialize;
 use serde_json::json;
 use std::path::Path;
@@ -45,9 +45,12 @@ pub(super) async fn policy(
     out: &mut Exported,
 ) -> Result<()> {
     let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
-    let made = json!({
-        "run": manifest.run.to_string(), "iteration": manifest.iteration, "stage": manifest.stage.to_string(),
-        "numeric_class": manifest.numeric_class, "code_version": manifest.code_version,
+    let made = json!(Made {
+        run: manifest.run.to_string(),
+        iteration: manifest.iteration,
+        stage: manifest.stage.to_string(),
+        numeric_class: manifest.numeric_class.clone(),
+        code_version: manifest.code_version.clone(),
     });
     let say_made = |policy: &Path| {
         let path = policy.join(MADE);

@@ -3,21 +3,22 @@
 //! stages' own functions recompute them.
 
 use super::folder::{Exported, INPUT, inputs, policy, unsaid, write};
+use super::origin::{FRESH, Origin};
 use super::wanted::Wanted;
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
-use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, reference_of};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, policy_of, reference_of};
 use agentgym_model::{Device, Policy};
 use agentgym_storage::{Inputs, Manifest};
 use agentgym_worker::stages::export::{Lessons, dpo_lessons, sft_lessons};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::Path;
 
 /// The training phases of iteration 0, each with the policy it starts from.
 pub(super) async fn warm_start(
     view: &RunView,
     (to, wanted): (&Path, Wanted),
-    origin: &mut Value,
+    origin: &mut Origin,
     out: &mut Exported,
 ) -> Result<()> {
     let plan = &view.plan;
@@ -45,7 +46,7 @@ pub(super) async fn warm_start(
         let reads = tokens(view, &view.committed(reference_of(plan)).await?).await?;
         lessons("dpo", dpo_lessons(plan, &init, &reads).await, to, out)?;
     }
-    origin["optimizer_before"] = json!("fresh");
+    origin.optimizer_before = Some(FRESH.to_owned());
     Ok(())
 }
 
@@ -58,7 +59,12 @@ pub(super) async fn sft(
     out: &mut Exported,
 ) -> Result<()> {
     let base = view.committed(BASE_PART).await?;
-    let reads = tokens(view, &base).await?;
+    // The base's own weights stay where an adapter needs them.
+    let start = policy_of(&view.plan, 0);
+    let reads = match view.plan.has_adapter() {
+        true => tokens(view, &base).await?,
+        false => tokens(view, &view.committed(start).await?).await?,
+    };
     let mut commits = vec![("init".to_owned(), base)];
     commits.extend(kept.map(|kept| ("kept".to_owned(), kept)));
     let inputs = Inputs::new(view.store.clone(), commits, cache_dir());
