@@ -12,12 +12,16 @@ use crate::{
 use bytes::{Buf, Bytes, BytesMut};
 use object_store::multipart::MultipartStore;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 
 /// Local files are read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
+
+const SEVERAL_WRITERS: &str =
+    "an attempt's folder has one writer; was the number of an attempt given out twice?";
 
 /// The files of one attempt.
 #[derive(Debug)]
@@ -106,6 +110,21 @@ impl Outputs {
         Ok(&self.artifacts[name])
     }
 
+    /// [`Outputs::file`] for a file that nobody needs afterwards: a store in a folder of the same disk
+    /// takes the file itself in place of a copy.
+    ///
+    /// # Errors
+    /// As [`Outputs::file`].
+    pub async fn take(&mut self, name: &str, kind: &str, path: &Path) -> Result<&Artifact> {
+        if let Some(root) = self.store.local_root().map(Path::to_owned) {
+            let writer = self.create(name, kind).await?;
+            if writer.take(&root, path).await? {
+                return Ok(&self.artifacts[name]);
+            }
+        }
+        self.file(name, kind, path).await
+    }
+
     /// The upload of a local file that an earlier attempt began.
     async fn begun(&mut self, name: &str, path: &Path) -> Result<Option<Unfinished>> {
         if self.attempt.number == 1 || self.uploads.is_none() {
@@ -124,10 +143,10 @@ impl Outputs {
         Unfinished::find(notes, &self.slot, name, path, size).await
     }
 
-    /// Writes every file of a local folder as `prefix/<path in the folder>`.
+    /// Takes every file of a local folder as `prefix/<path in the folder>`.
     ///
     /// # Errors
-    /// As [`Outputs::file`]; also a file name that is not a valid artifact name.
+    /// As [`Outputs::take`]; also a file name that is not a valid artifact name.
     pub async fn folder(&mut self, prefix: &str, kind: &str, path: &Path) -> Result<()> {
         let root = path.to_owned();
         let files = tokio::task::spawn_blocking(move || files_under(&root));
@@ -135,12 +154,8 @@ impl Outputs {
             .await
             .expect("listing does not panic, and is not cancelled once it runs")?;
         for (name, file) in files {
-            self.file(
-                &format!("{}/{name}", prefix.trim_end_matches('/')),
-                kind,
-                &file,
-            )
-            .await?;
+            let name = format!("{}/{name}", prefix.trim_end_matches('/'));
+            self.take(&name, kind, &file).await?;
         }
         Ok(())
     }
@@ -172,6 +187,48 @@ fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     }
     files.sort_unstable();
     Ok(files)
+}
+
+/// Gives a file a second name below a store's root, create-only, and makes both the bytes and the name
+/// outlast a power failure.
+fn link(root: &Path, from: &Path, to: &Path) -> std::io::Result<()> {
+    let parent = to.parent().unwrap_or(root);
+    std::fs::create_dir_all(parent)?;
+    if !std::fs::symlink_metadata(from)?.is_file() {
+        return Err(std::io::Error::other("it is a link itself"));
+    }
+    std::fs::File::open(from)?.sync_all()?;
+    std::fs::hard_link(from, to)?;
+    let folders = parent.ancestors();
+    for folder in folders.take_while(|folder| folder.starts_with(root)) {
+        std::fs::File::open(folder)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// A local file, piece by piece.
+struct Pieces<'a> {
+    path: &'a Path,
+    file: tokio::fs::File,
+}
+
+impl<'a> Pieces<'a> {
+    async fn of(path: &'a Path) -> Result<Self> {
+        let file = tokio::fs::File::open(path).await;
+        let file = file.map_err(|e| Error::local("read", path, e))?;
+        Ok(Self { path, file })
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        let mut piece = BytesMut::with_capacity(READ_BYTES);
+        while piece.len() < READ_BYTES {
+            let read = self.file.read_buf(&mut piece).await;
+            if read.map_err(|e| Error::local("read", self.path, e))? == 0 {
+                break;
+            }
+        }
+        Ok((!piece.is_empty()).then(|| piece.freeze()))
+    }
 }
 
 /// Writes one artifact. If dropped without [`OutputWriter::finish`], there is no artifact and the
@@ -233,10 +290,9 @@ impl<'a> OutputWriter<'a> {
                 pieces => pieces.concat().into(),
             };
             if self.outputs.store.create(&self.key, content).await? == Created::Exists {
-                let hint = "an attempt's folder has one writer; was the number of an attempt given out twice?";
                 return Err(Error::Conflict {
                     key: self.key.path(),
-                    hint,
+                    hint: SEVERAL_WRITERS,
                 });
             }
         }
@@ -282,16 +338,112 @@ impl<'a> OutputWriter<'a> {
 
     /// Writes a local file, and nothing else.
     async fn copy(mut self, path: &Path) -> Result<()> {
-        let failed = |e| Error::local("read", path, e);
-        let mut file = tokio::fs::File::open(path).await.map_err(failed)?;
-        loop {
-            let mut piece = BytesMut::with_capacity(READ_BYTES);
-            while piece.len() < READ_BYTES && file.read_buf(&mut piece).await.map_err(failed)? > 0 {
-            }
-            if piece.is_empty() {
-                return self.finish().await.map(|_| ());
-            }
-            self.write(piece.freeze()).await?;
+        let mut pieces = Pieces::of(path).await?;
+        while let Some(piece) = pieces.next().await? {
+            self.write(piece).await?;
         }
+        self.finish().await.map(|_| ())
+    }
+
+    /// Makes a local file the object, durably; false if the store's folder is on another disk. A
+    /// failure leaves the file where it is.
+    async fn take(mut self, root: &Path, path: &Path) -> Result<bool> {
+        let _asking = self.outputs.store.asking();
+        let (from, to) = (path.to_owned(), root.join(self.key.path()));
+        let (key, root) = (self.key.path(), root.to_owned());
+        let linked = tokio::task::spawn_blocking(move || link(&root, &from, &to));
+        match linked
+            .await
+            .expect("linking does not panic, and is not cancelled once it runs")
+        {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                return Err(Error::Conflict {
+                    key,
+                    hint: SEVERAL_WRITERS,
+                });
+            }
+            Err(e) => {
+                tracing::debug!("{key} is copied: {e}");
+                return Ok(false);
+            }
+        }
+        let mut pieces = Pieces::of(path).await?;
+        while let Some(piece) = pieces.next().await? {
+            self.digesting = std::mem::take(&mut self.digesting).update(piece).await;
+        }
+        let (size, digest, chunk_digests) = self.digesting.finish();
+        self.outputs.store.count_put(size as usize);
+        let artifact = Artifact {
+            name: self.name.clone(),
+            kind: self.kind,
+            key: self.key,
+            size,
+            digest,
+            chunk_digests,
+        };
+        self.outputs.artifacts.insert(self.name, artifact);
+        // The store's name for it stays.
+        let _ = tokio::fs::remove_file(path).await;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Digest;
+    use std::os::unix::fs::MetadataExt;
+
+    fn slot() -> PartKey {
+        PartKey {
+            run: "r".parse().unwrap(),
+            iteration: 1,
+            stage: "update".into(),
+            part: 0,
+        }
+    }
+
+    /// A folder store takes files over without a copy; what is a link, or has no room for a second name
+    /// because another attempt wrote there, is not touched.
+    #[tokio::test]
+    async fn a_store_in_a_folder_takes_files_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("store").display().to_string();
+        let store = Store::open(&root).await.unwrap();
+        let scratch = folder.path().join("scratch");
+        std::fs::create_dir_all(scratch.join("deep")).unwrap();
+        let large = vec![7; 3 * READ_BYTES + 5];
+        let file = scratch.join("deep/weights");
+        std::fs::write(&file, &large).unwrap();
+        std::fs::write(scratch.join("config"), "{}").unwrap();
+        let inode = std::fs::metadata(&file).unwrap().ino();
+        let attempt = AttemptId::new(1);
+        let mut outputs = Outputs::new(store.clone(), slot(), attempt.clone());
+        outputs.folder("policy", "model", &scratch).await.unwrap();
+        assert!(!file.exists() && !scratch.join("config").exists());
+        let artifacts = outputs.into_artifacts();
+        let [config, weights] = &artifacts[..] else {
+            panic!("{artifacts:?}");
+        };
+        assert_eq!((config.name.as_str(), config.size), ("policy/config", 2));
+        let stored = store.local_root().unwrap().join(weights.key.path());
+        assert_eq!(std::fs::metadata(&stored).unwrap().ino(), inode);
+        assert_eq!(weights.digest, Digest::of(&large));
+        assert_eq!(store.get(&weights.key).await.unwrap(), large);
+        assert_eq!(store.requests().bytes_in, large.len() as u64 + 2);
+
+        // The folder of a hub's cache consists of links.
+        let link = scratch.join("link");
+        std::fs::write(&file, "other").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let mut outputs = Outputs::new(store.clone(), slot(), attempt);
+        let linked = outputs.take("policy/link", "model", &link).await.unwrap();
+        assert_eq!((linked.size, linked.digest), (5, Digest::of(b"other")));
+        assert!(file.exists());
+        let taken = outputs.take("policy/deep/weights", "model", &file).await;
+        assert!(matches!(taken, Err(Error::Conflict { .. })), "{taken:?}");
+        assert!(file.exists());
+        assert_eq!(store.get(&weights.key).await.unwrap(), large);
     }
 }

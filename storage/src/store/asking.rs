@@ -6,6 +6,7 @@ use super::counters::add;
 use super::patience::Patience;
 use crate::{Error, Result};
 use object_store::path::Path as ObjectPath;
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -66,6 +67,11 @@ impl Store {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// Notes a request that is made without the store's client, until the returned value is dropped.
+    pub(crate) fn asking(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        self.patience.as_ref().map(|patience| patience.asking())
     }
 
     pub(crate) fn count_put(&self, bytes: usize) {

@@ -162,7 +162,7 @@ pub(super) async fn upload_adapter(
     Ok(())
 }
 
-/// Uploads a policy's folder; returns its artifacts.
+/// Uploads a policy's folder, whose files nobody needs afterwards; returns its artifacts.
 pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Result<Vec<Artifact>> {
     upload_model(outputs, POLICY, folder).await
 }
@@ -191,7 +191,7 @@ async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Resul
     let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
     while let Some(entry) = entries.next_entry().await.map_err(failed)? {
         let name = format!("{kind}/{}", entry.file_name().to_string_lossy());
-        files.push(outputs.file(&name, kind, &entry.path()).await?.clone());
+        files.push(outputs.take(&name, kind, &entry.path()).await?.clone());
     }
     Ok(files)
 }
