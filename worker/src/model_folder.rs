@@ -12,8 +12,9 @@ const MADE_BYTES_MAX: u64 = 1 << 16;
 /// A file of exported policies: the run, iteration and stage that made it, and in which numeric class.
 pub const MADE: &str = "made.json";
 
-/// What stands in it.
-#[derive(Debug, Serialize, Deserialize)]
+/// What stands in it; the folder may come from anywhere, and say less.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Made {
     pub run: String,
@@ -30,7 +31,7 @@ pub fn class_made_in(folder: &Path) -> Option<String> {
     let file = std::fs::File::open(folder.join(MADE)).ok()?;
     file.take(MADE_BYTES_MAX).read_to_string(&mut text).ok()?;
     let made: Made = serde_json::from_str(&text).ok()?;
-    Some(made.numeric_class)
+    Some(made.numeric_class).filter(|class| !class.is_empty())
 }
 
 /// The folder of `actor_rollout_ref.model.path`.

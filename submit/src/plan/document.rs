@@ -15,6 +15,8 @@ pub struct SizesDocument {
     pub(super) critic_bytes: u64,
     pub(super) records_bytes_max: u64,
     pub(super) kept_bytes_max: u64,
+    /// What a worker reads once: a base, a reference.
+    pub(super) got_once_bytes: u64,
     /// What an iteration puts into the store and reads from it at most, by stage.
     pub(super) moves: BTreeMap<&'static str, StageMoves>,
     /// Seconds of an iteration in which the next policy waits for the store, at `store_rate` bytes a second.

@@ -1,14 +1,15 @@
-//! What an iteration moves between its workers and the store, at most: every part reads the models
-//! that its inputs name, as a worker does that holds none of them, and writes what its stage leaves.
+//! What an iteration moves between its workers and the store, at most: every part reads the trained
+//! models and states that its inputs name, as a worker does that holds none of them, and writes what its
+//! stage leaves. What never changes, a base or a reference, a worker reads once.
 
 use super::model_size::ModelSize;
 use super::sizes::{F32, Sizes, narrow};
 use crate::text::{self, bytes};
-use agentgym_jobs::pipeline::{BASE_PART, Part, Stage, parts};
+use agentgym_jobs::pipeline::{BASE_PART, Part, Stage, parts, reference_of};
 use agentgym_jobs::plan::Plan;
 use clap::Args;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How fast a store is, and what a worker costs.
 #[derive(Debug, Clone, Args)]
@@ -43,6 +44,8 @@ pub(crate) struct StageMoves {
 pub(crate) struct Moves<'a> {
     plan: &'a Plan,
     of: BTreeMap<Stage, StageMoves>,
+    /// What never changes.
+    pub(crate) once: u64,
 }
 
 impl<'a> Moves<'a> {
@@ -62,7 +65,12 @@ impl<'a> Moves<'a> {
         if let Some(rollouts) = of.get_mut(&Stage::Rollout) {
             rollouts.put_bytes += sizes.records;
         }
-        Self { plan, of }
+        let weights = narrow(model.parameters * F32);
+        let reference = plan.needs_reference().then(|| reference_of(plan));
+        let base = plan.has_adapter().then_some(BASE_PART);
+        let models: BTreeSet<_> = reference.into_iter().chain(base).collect();
+        let once = models.len() as u64 * weights;
+        Self { plan, of, once }
     }
 
     pub(crate) fn document(&self) -> BTreeMap<&'static str, StageMoves> {
@@ -117,6 +125,9 @@ impl<'a> Moves<'a> {
             bytes(got),
             by_stage(|of| of.got_bytes)
         );
+        if self.once > 0 {
+            out += &format!(", and what stays, {}, once a worker", bytes(self.once));
+        }
         let waited_s = self.waited_s(rates);
         if waited_s >= 1.0 {
             let whole_s = waited_s * f64::from(self.plan.iterations);
@@ -147,24 +158,21 @@ fn put(sizes: &Sizes, model: &ModelSize, stage: Stage) -> u64 {
     }
 }
 
-/// The models, states and gradients that a part reads.
+/// The trained models, states and gradients that a part reads.
 fn got(sizes: &Sizes, model: &ModelSize, part: &Part) -> u64 {
-    let weights = narrow(model.parameters * F32);
     let stage = part.id.stage;
-    let read = |name: &str, from: Stage, is_base: bool| match name {
-        "policy" if is_base => weights,
+    let read = |name: &str, from: Stage| match name {
         // A chain of steps goes on with the optimizer's state of the step before.
         "policy" if from == stage => sizes.policy + sizes.optimizer,
         "policy" => sizes.policy,
-        "base" | "reference" => weights,
         "critic" if stage == Stage::CriticUpdate && from == stage => sizes.critic,
-        "critic" => weights,
+        "critic" => narrow(model.parameters * F32),
         name if name.starts_with("gradient.") => narrow(model.trained * F32),
         _ => 0,
     };
     let inputs = part.inputs.iter();
     inputs
-        .map(|input| read(&input.name, input.from.stage, input.from == BASE_PART))
+        .map(|input| read(&input.name, input.from.stage))
         .sum()
 }
 
@@ -177,8 +185,8 @@ mod tests {
 
     const RATE: f64 = 125e6;
 
-    /// Four optimizer steps of a model of 3B's shape, as JSON by stage.
-    fn moved(overrides: &[&str]) -> (BTreeMap<&'static str, StageMoves>, f64) {
+    /// Four optimizer steps of a model of 3B's shape: by stage, seconds, and the line.
+    fn moved(overrides: &[&str]) -> (BTreeMap<&'static str, StageMoves>, f64, String) {
         const TEXT: &str = "
 run: {id: r}
 data: {tasks: [{env: textcraft, ids: 0..8}], train_batch_size: 8}
@@ -197,15 +205,19 @@ trainer: {total_training_steps: 3}
             price: Some(2.0),
             ..Rates::default()
         };
-        assert!(moves.text(&rates).unwrap().contains("in money"));
-        (moves.document(), moves.waited_s(&rates))
+        let text = moves.text(&rates).unwrap();
+        (moves.document(), moves.waited_s(&rates), text)
     }
 
     /// Every step of a sharded update leaves a policy and a state, and every shard a gradient: where
     /// one part puts 37 GB, four steps of four shards put 345.
     #[test]
     fn shards_of_an_update_are_counted() {
-        let (whole, waited_s) = moved(&[]);
+        let (whole, waited_s, text) = moved(&[]);
+        assert!(
+            text.contains("in money") && !text.contains("stays"),
+            "{text}"
+        );
         let policy = whole["rollout"].got_bytes / whole["rollout"].parts;
         assert!(
             (12_000_000_000..13_000_000_000).contains(&policy),
@@ -216,7 +228,7 @@ trainer: {total_training_steps: 3}
         // A worker that has neither reads the policy and its state.
         assert_eq!(update.got_bytes, 3 * policy);
         assert_eq!(waited_s, (7 * policy) as f64 / RATE);
-        let (sharded, longer_s) = moved(&["jobs.update_shards=4"]);
+        let (sharded, longer_s, _) = moved(&["jobs.update_shards=4"]);
         let (update, gradient) = (sharded["update"], sharded["gradient"]);
         assert_eq!((update.parts, gradient.parts), (4, 16));
         assert_eq!(
@@ -229,15 +241,16 @@ trainer: {total_training_steps: 3}
         assert_eq!(longer_s, (in_turn * policy) as f64 / RATE);
     }
 
-    /// The base is read whole, and what is trained is all that is written.
+    /// The base is read once, and what is trained is all that an iteration moves.
     #[test]
     fn an_adapter_moves_little_but_its_base() {
-        let (moved, _) = moved(&["actor_rollout_ref.model.lora_rank=8"]);
+        let (moved, waited_s, text) = moved(&["actor_rollout_ref.model.lora_rank=8"]);
         let (update, rollout) = (moved["update"], moved["rollout"]);
         assert!(update.put_bytes < 300_000_000, "{update:?}");
+        assert_eq!(rollout.got_bytes / rollout.parts, update.put_bytes / 3);
         assert!(
-            rollout.got_bytes / rollout.parts > 12_000_000_000,
-            "{rollout:?}"
+            waited_s < 5.0 && text.contains("what stays, 12 GB, once a worker"),
+            "{text}"
         );
     }
 }

@@ -70,8 +70,8 @@ impl Sizes {
             false => 0,
         };
         let iterations = u128::from(plan.iterations);
-        // Retention keeps the last two policies and optimizer states, the start policy, the best,
-        // and every `save_freq`-th.
+        // Retention keeps the last two policies and optimizer states, the start policy with its state,
+        // the best, and every `save_freq`-th.
         let every = u128::from(plan.config.trainer.save_freq);
         let saved = iterations.checked_div(every).unwrap_or(0);
         let policies = (saved + 4).min(iterations + 1);
@@ -79,7 +79,8 @@ impl Sizes {
             0 => 0,
             _ => policies * weights + 2 * 2 * weights,
         };
-        let kept = base + policies * trained + 2 * optimizer + critics + iterations * records;
+        let states = 2 + u128::from(plan.sft_parts(0) > 0);
+        let kept = base + policies * trained + states * optimizer + critics + iterations * records;
         Self {
             once: narrow(weights + 2 * (trained + optimizer) + 2 * critic),
             policy: narrow(trained),
