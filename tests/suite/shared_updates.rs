@@ -120,7 +120,8 @@ async fn nor_do_those_of_an_adapters() {
 fn plan_counts_what_shards_move() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let shards = ["jobs.update_shards=2"];
+    // Two units a minibatch, one for each shard: others leave several sums of gradients.
+    let shards = ["jobs.update_shards=2", "jobs.unit_tokens=800"];
     let asked = |words: &[&str], settings: &[&str]| -> Value {
         let mut asks = program("agentgym-submit");
         asks.args(["--json", "--store"])

@@ -125,6 +125,10 @@ impl<'a> Moves<'a> {
             bytes(got),
             by_stage(|of| of.got_bytes)
         );
+        if self.of.contains_key(&Stage::Gradient) {
+            // Its units may be no whole branch of the sum; their number is known in the run alone.
+            out += ", a shard counted as one sum of gradients, of which it may leave several";
+        }
         if self.once > 0 {
             out += &format!(", and what stays, {}, once a worker", bytes(self.once));
         }
