@@ -77,7 +77,7 @@ impl Stats {
     /// # Errors
     /// One of them has another type than this program gives it.
     pub fn read(part: PartId, stats: &Map<String, Value>) -> Result<Self> {
-        serde_json::from_value(Value::Object(stats.clone())).map_err(|e| Error::Unreadable {
+        Self::deserialize(stats).map_err(|e| Error::Unreadable {
             file: "the stats",
             of: part.to_string(),
             why: e.to_string(),

@@ -48,6 +48,8 @@ mod damaged;
 #[cfg(test)]
 #[path = "../../tests/mutations.rs"]
 mod mutations;
+#[cfg(test)]
+mod testing;
 
 /// Counts allocations: tests also limit the memory that readers of untrusted bytes allocate.
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::backend::PART_BYTES;
 use crate::keys::check_name;
 use crate::upload::{Unfinished, Upload};
 use crate::{
-    Artifact, AttemptId, CHUNK_BYTES, Created, Error, Journal, Key, PartKey, Result, Store,
+    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Journal, Key, PartKey, Result, Store,
 };
 use bytes::{Buf, Bytes, BytesMut};
 use object_store::multipart::MultipartStore;
@@ -19,9 +19,6 @@ use tokio::io::AsyncReadExt;
 
 /// Local files are read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
-
-const SEVERAL_WRITERS: &str =
-    "an attempt's folder has one writer; was the number of an attempt given out twice?";
 
 /// The files of one attempt.
 #[derive(Debug)]
@@ -275,13 +272,14 @@ impl<'a> OutputWriter<'a> {
     /// # Errors
     /// The store fails.
     pub async fn finish(mut self) -> Result<&'a Artifact> {
-        let (size, digest, chunk_digests) = self.digesting.finish();
+        let digests = std::mem::take(&mut self.digesting).finish();
         if let Some(mut upload) = self.upload.take() {
             if self.part_bytes > 0 {
                 upload.send(self.part.drain(..).collect()).await?;
             }
+            let (size, _, chunk_digests) = &digests;
             let journal = self.outputs.uploads.as_mut();
-            let notes = journal.filter(|_| size > CHUNK_BYTES);
+            let notes = journal.filter(|_| *size > CHUNK_BYTES);
             let notes = notes.map(|journal| (journal, &chunk_digests[..]));
             upload.complete(notes).await?;
         } else {
@@ -290,12 +288,14 @@ impl<'a> OutputWriter<'a> {
                 pieces => pieces.concat().into(),
             };
             if self.outputs.store.create(&self.key, content).await? == Created::Exists {
-                return Err(Error::Conflict {
-                    key: self.key.path(),
-                    hint: SEVERAL_WRITERS,
-                });
+                return Err(self.conflict());
             }
         }
+        Ok(self.written(digests))
+    }
+
+    /// The object is in the store.
+    fn written(self, (size, digest, chunk_digests): (u64, Digest, Vec<Digest>)) -> &'a Artifact {
         let artifact = Artifact {
             name: self.name.clone(),
             kind: self.kind,
@@ -304,7 +304,14 @@ impl<'a> OutputWriter<'a> {
             digest,
             chunk_digests,
         };
-        Ok(self.outputs.artifacts.entry(self.name).or_insert(artifact))
+        self.outputs.artifacts.entry(self.name).or_insert(artifact)
+    }
+
+    fn conflict(&self) -> Error {
+        Error::Conflict {
+            key: self.key.path(),
+            hint: "an attempt's folder has one writer; was the number of an attempt given out twice?",
+        }
     }
 
     fn push(&mut self, content: Bytes) {
@@ -350,7 +357,7 @@ impl<'a> OutputWriter<'a> {
     async fn take(mut self, root: &Path, path: &Path) -> Result<bool> {
         let _asking = self.outputs.store.asking();
         let (from, to) = (path.to_owned(), root.join(self.key.path()));
-        let (key, root) = (self.key.path(), root.to_owned());
+        let root = root.to_owned();
         let linked = tokio::task::spawn_blocking(move || link(&root, &from, &to));
         match linked
             .await
@@ -358,13 +365,10 @@ impl<'a> OutputWriter<'a> {
         {
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                return Err(Error::Conflict {
-                    key,
-                    hint: SEVERAL_WRITERS,
-                });
+                return Err(self.conflict());
             }
             Err(e) => {
-                tracing::debug!("{key} is copied: {e}");
+                tracing::debug!("{} is copied: {e}", self.key);
                 return Ok(false);
             }
         }
@@ -372,17 +376,9 @@ impl<'a> OutputWriter<'a> {
         while let Some(piece) = pieces.next().await? {
             self.digesting = std::mem::take(&mut self.digesting).update(piece).await;
         }
-        let (size, digest, chunk_digests) = self.digesting.finish();
-        self.outputs.store.count_put(size as usize);
-        let artifact = Artifact {
-            name: self.name.clone(),
-            kind: self.kind,
-            key: self.key,
-            size,
-            digest,
-            chunk_digests,
-        };
-        self.outputs.artifacts.insert(self.name, artifact);
+        let digests = std::mem::take(&mut self.digesting).finish();
+        self.outputs.store.count_put(digests.0 as usize);
+        self.written(digests);
         // The store's name for it stays.
         let _ = tokio::fs::remove_file(path).await;
         Ok(true)
@@ -392,17 +388,8 @@ impl<'a> OutputWriter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Digest;
+    use crate::testing::slot;
     use std::os::unix::fs::MetadataExt;
-
-    fn slot() -> PartKey {
-        PartKey {
-            run: "r".parse().unwrap(),
-            iteration: 1,
-            stage: "update".into(),
-            part: 0,
-        }
-    }
 
     /// A folder store takes files over without a copy; what is a link, or has no room for a second name
     /// because another attempt wrote there, is not touched.

@@ -72,7 +72,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     Ok(())
 }
 
-/// Whether some part reads the policy that the run begins with, or a fork's part may.
+/// Whether some part reads the policy that the run begins with, or may yet do so.
 fn init_is_read(state: &RunState) -> bool {
     let plan = &state.plan;
     let is_used = plan.has_adapter()

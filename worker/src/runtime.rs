@@ -193,11 +193,7 @@ pub async fn run_worker(
 
 struct Impatient;
 
-impl Patience for Impatient {
-    fn waits(&self, _: &agentgym_storage::Error, _: Duration) -> bool {
-        false
-    }
-}
+impl Patience for Impatient {}
 
 impl Worker {
     async fn state(&self, run: &RunId) -> Result<Arc<Mutex<RunState>>> {

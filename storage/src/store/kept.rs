@@ -82,19 +82,11 @@ impl KeptCommits {
 
 #[cfg(test)]
 mod tests {
-    use crate::{AttemptId, Manifest, PartKey, Store};
+    use crate::testing::slot;
+    use crate::{AttemptId, Manifest, Store};
     use object_store::memory::InMemory;
     use object_store::{ObjectStore, ObjectStoreExt};
     use std::sync::Arc;
-
-    fn slot() -> PartKey {
-        PartKey {
-            run: "r".parse().unwrap(),
-            iteration: 1,
-            stage: "update".into(),
-            part: 0,
-        }
-    }
 
     #[tokio::test]
     async fn a_commit_is_read_once_and_never_taken_for_another() {

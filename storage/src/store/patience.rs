@@ -11,7 +11,9 @@ pub(super) const LISTING_BYTES: u64 = 2 << 20;
 /// How a caller deals with a store that fails.
 pub trait Patience: Send + Sync {
     /// Whether to repeat a request that has been failing for `lasted`.
-    fn waits(&self, error: &Error, lasted: Duration) -> bool;
+    fn waits(&self, _error: &Error, _lasted: Duration) -> bool {
+        false
+    }
 
     /// The store has answered a request.
     fn answered(&self) {}

@@ -6,6 +6,7 @@ use crate::{Result, text};
 use agentgym_record::Stats;
 use agentgym_storage::{AttemptRecord, PartKey};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 
 /// One attempt on a worker's lane.
@@ -22,8 +23,6 @@ struct Bar {
     /// What an hour of the worker costs, where its operator said so.
     price: Option<f64>,
     labels: BTreeMap<String, String>,
-    /// What its record says of the store, if it has one.
-    moved: Moved,
 }
 
 /// Bytes between a worker and the store, and what that cost in time.
@@ -93,11 +92,6 @@ async fn bars(known: &Known, price: Option<f64>) -> Result<Vec<Bar>> {
             let committed = manifest.filter(|m| m.attempt == record.number && m.origin.is_none());
             let work = committed.and_then(|m| m.work.as_ref());
             let start = record.start.began_unix_s();
-            let stats = work.map(|work| &work.stats);
-            let stats = stats.or(record.end.as_ref().map(|end| &end.stats));
-            let stats = id
-                .zip(stats)
-                .and_then(|(id, all)| Stats::read(id, all).ok());
             let (outcome, end) = match (work, &record.end) {
                 (Some(work), _) => ("committed", Some(start + work.wall_s)),
                 (None, Some(end)) => (end.outcome.name(), Some(start + end.wall_s)),
@@ -115,7 +109,6 @@ async fn bars(known: &Known, price: Option<f64>) -> Result<Vec<Bar>> {
                 message: message(record),
                 price: record.start.machine.price.or(price),
                 labels: record.start.machine.labels.clone(),
-                moved: stats.as_ref().map(Moved::of).unwrap_or_default(),
             });
         }
     }
@@ -201,9 +194,9 @@ struct Account {
 }
 
 impl Account {
-    fn add(&mut self, bar: &Bar, bytes: u64) {
+    fn add(&mut self, bar: &Bar, bytes: u64, moved: Moved) {
         self.attempts += 1;
-        self.moved.add(bar.moved);
+        self.moved.add(moved);
         let seconds = bar.seconds();
         let (spent_s, cost) = match bar.outcome {
             "committed" => {
@@ -362,6 +355,12 @@ pub(crate) struct Ledger {
     pub(crate) cost_per_solved_episode: Option<f64>,
 }
 
+/// What an attempt that did not commit said at its end.
+fn ended(attempts: &[AttemptRecord], number: u32) -> Option<&Map<String, Value>> {
+    let record = attempts.iter().find(|record| record.number == number)?;
+    Some(&record.end.as_ref()?.stats)
+}
+
 /// A worker's account, with its first and last sign of life, its newest price and its labels.
 #[derive(Debug, Clone)]
 struct Lane {
@@ -376,6 +375,7 @@ struct Lane {
 /// Idle is what lies between a worker's attempts. `price` is that of workers whose operators named none.
 pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> {
     let bars = bars(known, price).await?;
+    let attempts = known.attempts().await?;
     let mut stages = BTreeMap::<String, Account>::new();
     let mut iterations = BTreeMap::<u32, Account>::new();
     let mut lanes = BTreeMap::<String, Lane>::new();
@@ -387,11 +387,19 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> 
         let id = crate::runs::part_id(&bar.slot);
         let manifest = id.and_then(|id| state.manifests.get(&id));
         let bytes = manifest.map_or(0, |m| m.outputs.iter().map(|o| o.size).sum());
+        let stats = match bar.outcome {
+            "committed" => manifest.and_then(|m| Some(&m.work.as_ref()?.stats)),
+            _ => (attempts.get(&bar.slot)).and_then(|all| ended(all, bar.attempt)),
+        };
+        let stats = id
+            .zip(stats)
+            .and_then(|(id, all)| Stats::read(id, all).ok());
+        let moved = stats.as_ref().map(Moved::of).unwrap_or_default();
         let stage = stages.entry(bar.slot.stage.clone()).or_default();
-        stage.add(bar, bytes);
+        stage.add(bar, bytes, moved);
         let iteration = iterations.entry(bar.slot.iteration).or_default();
-        iteration.add(bar, bytes);
-        total.add(bar, bytes);
+        iteration.add(bar, bytes, moved);
+        total.add(bar, bytes, moved);
         let end = bar.end.unwrap_or(bar.start);
         let lane = lanes.entry(bar.worker.clone()).or_insert(Lane {
             account: Account::default(),
@@ -400,7 +408,7 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> 
             price: None,
             labels: BTreeMap::new(),
         });
-        lane.account.add(bar, bytes);
+        lane.account.add(bar, bytes, moved);
         lane.first = lane.first.min(bar.start);
         lane.last = lane.last.max(end);
         lane.price = bar.price.or(lane.price);
@@ -482,22 +490,22 @@ mod tests {
             message: String::new(),
             price,
             labels: BTreeMap::new(),
-            moved: Moved {
-                put_bytes: 7,
-                store_waited_s: 0.5,
-                ..Moved::default()
-            },
         }
     }
 
     #[test]
     fn seconds_become_money_only_where_a_price_is_known() {
         let mut account = Account::default();
-        account.add(&bar("committed", 1800.0, None), 10);
+        let moved = Moved {
+            put_bytes: 7,
+            store_waited_s: 0.5,
+            ..Moved::default()
+        };
+        account.add(&bar("committed", 1800.0, None), 10, moved);
         assert_eq!((account.useful_s, account.cost()), (1800.0, None));
-        account.add(&bar("committed", 3600.0, Some(2.0)), 5);
-        account.add(&bar("killed", 1800.0, Some(2.0)), 5);
-        account.add(&bar("open", 0.0, Some(2.0)), 0);
+        account.add(&bar("committed", 3600.0, Some(2.0)), 5, moved);
+        account.add(&bar("killed", 1800.0, Some(2.0)), 5, moved);
+        account.add(&bar("open", 0.0, Some(2.0)), 0, moved);
         account.idle(900.0, Some(4.0));
         assert_eq!((account.attempts, account.lost, account.bytes), (4, 1, 15));
         assert_eq!((account.useful_cost, account.lost_cost), (2.0, 1.0));

@@ -60,11 +60,11 @@ pub(super) async fn sft(
 ) -> Result<()> {
     let base = view.committed(BASE_PART).await?;
     // The base's own weights stay where an adapter needs them.
-    let start = policy_of(&view.plan, 0);
-    let reads = match view.plan.has_adapter() {
-        true => tokens(view, &base).await?,
-        false => tokens(view, &view.committed(start).await?).await?,
+    let whole = match view.plan.has_adapter() {
+        true => BASE_PART,
+        false => policy_of(&view.plan, 0),
     };
+    let reads = tokens(view, &view.committed(whole).await?).await?;
     let mut commits = vec![("init".to_owned(), base)];
     commits.extend(kept.map(|kept| ("kept".to_owned(), kept)));
     let inputs = Inputs::new(view.store.clone(), commits, cache_dir());

@@ -30,13 +30,13 @@ pub(super) struct Origin {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) optimizer_before: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) critic: Option<Critic>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) critic_optimizer_before: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kl: Option<KlState>,
     #[serde(flatten)]
     pub(super) batch: Option<OfBatch>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) critic: Option<Critic>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) critic_optimizer_before: Option<String>,
     /// Folders that retention has removed.
     pub(super) removed: Vec<String>,
     /// Files that cannot be produced on this machine, and why.
@@ -89,10 +89,10 @@ impl Origin {
             model: plan.has_adapter().then(|| model.clone()),
             reference: None,
             optimizer_before: None,
-            critic: None,
-            critic_optimizer_before: None,
             kl: None,
             batch: None,
+            critic: None,
+            critic_optimizer_before: None,
             removed: Vec::new(),
             unwritten: Vec::new(),
         }

@@ -11,11 +11,14 @@ use clap::Args;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A gigabit a second.
+const GIGABIT: &str = "125MB";
+
 /// How fast a store is, and what a worker costs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Rates {
     /// Bytes that a worker moves to or from the store in a second; the default is a gigabit
-    #[arg(long, value_name = "SIZE", default_value = "125MB", value_parser = text::bytes_of)]
+    #[arg(long, value_name = "SIZE", default_value = GIGABIT, value_parser = text::bytes_of)]
     pub store_rate: usize,
     /// What an hour of a worker costs, where no measured run says it
     #[arg(long, value_name = "PER HOUR", value_parser = text::price, allow_negative_numbers = true)]
@@ -25,7 +28,7 @@ pub(crate) struct Rates {
 impl Default for Rates {
     fn default() -> Self {
         Self {
-            store_rate: 125_000_000,
+            store_rate: text::bytes_of(GIGABIT).expect("it is a size"),
             price: None,
         }
     }
@@ -61,7 +64,7 @@ impl<'a> Moves<'a> {
             all.put_bytes += put(&sizes, model, part.id.stage);
             all.got_bytes += got(&sizes, model, &part);
         }
-        // Which stage writes how much of the records is not told apart: rollouts begin them.
+        // All records count with the rollouts, which begin them.
         if let Some(rollouts) = of.get_mut(&Stage::Rollout) {
             rollouts.put_bytes += sizes.records;
         }

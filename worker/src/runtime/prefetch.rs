@@ -110,10 +110,6 @@ impl Worker {
 struct Ahead(Arc<AtomicU64>);
 
 impl Patience for Ahead {
-    fn waits(&self, _: &agentgym_storage::Error, _: Duration) -> bool {
-        false
-    }
-
     fn moved(&self, _: u64, got: u64) {
         self.0.fetch_add(got, Ordering::Relaxed);
     }
