@@ -28,6 +28,14 @@ impl Dtype {
         }
     }
 
+    /// The same in a file of safetensors.
+    pub(crate) fn in_files(self) -> safetensors::Dtype {
+        match self {
+            Dtype::F32 => safetensors::Dtype::F32,
+            Dtype::Bf16 => safetensors::Dtype::BF16,
+        }
+    }
+
     /// Bytes of a number.
     pub fn bytes(self) -> usize {
         match self {

@@ -16,7 +16,7 @@ use crate::policy_text::{END_KEY, PolicyText, no_template};
 use crate::spare::Spare;
 use crate::{
     Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, TemplateSettings, Tokenizer,
-    Weights,
+    Weights, parallel::ComputeOptions,
 };
 
 /// An immutable policy; a clone shares everything.
@@ -123,7 +123,13 @@ impl Policy {
         let weights = adapter.merge(base);
         let rope = Arc::clone(&self.network.host.rope);
         let network = Network::new(&self.config, rope, &weights, Some(&adapter), &self.device)?;
+        // A base in bf16 and a product in f32 add up to f32.
+        let config = match base.dtype() {
+            Dtype::F32 => Arc::clone(&self.config),
+            Dtype::Bf16 => Arc::new(self.config.saying(Dtype::F32)),
+        };
         Ok(Policy {
+            config,
             weights,
             adapted: Some(Arc::new(Adapted {
                 adapter,
@@ -140,6 +146,33 @@ impl Policy {
         Policy {
             config: Arc::new(self.config.saying(Dtype::F32)),
             ..self
+        }
+    }
+
+    /// The same policy, whose folder holds f32 numbers.
+    #[must_use]
+    pub fn in_f32(self) -> Self {
+        Policy {
+            weights: self.weights.in_f32(),
+            ..self
+        }
+    }
+
+    /// The policy of the nearest numbers of bf16, which its folder holds in bf16. A trainer keeps f32
+    /// numbers beside it, and gives it the nearest of those after each step. With an adapter that is
+    /// the base; the adapter stays as it is.
+    ///
+    /// # Errors
+    /// A number is beyond bf16, or a GPU has no room.
+    pub fn rounded(self, options: &ComputeOptions<'_>) -> Result<Self> {
+        let adapter = self.adapter().cloned();
+        let base = self.adapted.as_ref().map_or(&self.weights, |of| &of.base);
+        let rounded = base.rounded(options)?;
+        let config = Arc::new(self.config.saying(Dtype::Bf16));
+        let policy = Policy { config, ..self }.with_weights(rounded)?;
+        match adapter {
+            Some(adapter) => policy.with_adapter(adapter),
+            None => Ok(policy),
         }
     }
 

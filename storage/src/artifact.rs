@@ -6,7 +6,9 @@ use crate::keys::serde_as_text;
 use crate::{Error, Key, Result, Store};
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// Size of the chunks that have their own digest.
@@ -85,11 +87,78 @@ pub struct Artifact {
     pub digest: Digest,
     /// Digest of each [`CHUNK_BYTES`]; none for an empty artifact.
     pub chunk_digests: Vec<Digest>,
+    /// Set where the object is not these bytes, but how they differ from another artifact's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub difference: Option<Box<Difference>>,
+}
+
+/// Longest chain that a reader follows.
+pub const CHAIN_MAX: usize = 64;
+
+/// Numbers have two or four bytes.
+const WIDTHS: [usize; 2] = [2, 4];
+
+/// How an artifact is stored that is not stored whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// What it differs from.
+    pub base: Artifact,
+    /// Bytes of a number.
+    pub width: usize,
+    /// What is stored of each chunk, one after the other.
+    pub frames: Vec<Frame>,
+}
+
+/// The compressed difference of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// Stored bytes.
+    pub size: u64,
+    /// Their digest.
+    pub digest: Digest,
+}
+
+impl Difference {
+    /// Checks a manifest's claims.
+    pub(crate) fn check(&self, of: &Artifact) -> Result<(), String> {
+        let name = &of.name;
+        let most = u128::from(of.size) + 1024 * self.frames.len() as u128;
+        let stored = self.frames.iter().map(|frame| u128::from(frame.size));
+        if !WIDTHS.contains(&self.width)
+            || self.base.size != of.size
+            || self.frames.len() != of.chunk_digests.len()
+            || stored.sum::<u128>() > most
+        {
+            let base = &self.base.name;
+            return Err(format!(
+                "artifact `{name}` cannot be a difference from `{base}`"
+            ));
+        }
+        self.base.check_alone()
+    }
+
+    /// Where the frame of a chunk lies in the object.
+    pub(crate) fn place(&self, index: usize) -> Range<u64> {
+        let sizes = self.frames.iter().map(|frame| frame.size);
+        let begin: u64 = sizes.take(index).sum();
+        begin..begin + self.frames[index].size
+    }
 }
 
 impl Artifact {
     /// Checks a manifest's claims about an artifact; a manifest is untrusted input.
     pub(crate) fn check(&self) -> Result<(), String> {
+        check_chain(self)?;
+        for link in self.links() {
+            if let Some(difference) = &link.difference {
+                difference.check(link)?;
+            }
+        }
+        self.check_alone()
+    }
+
+    /// [`Artifact::check`] apart from what it differs from.
+    pub(crate) fn check_alone(&self) -> Result<(), String> {
         match &self.key {
             Key::File { name, .. } if *name == self.name => {}
             key => return Err(format!("artifact `{}` has the key {key}", self.name)),
@@ -113,19 +182,34 @@ impl Artifact {
         }
     }
 
+    /// This artifact, what it differs from, and so on to one that is stored whole.
+    pub fn links(&self) -> impl Iterator<Item = &Artifact> {
+        std::iter::successors(Some(self), |of| {
+            of.difference.as_ref().map(|difference| &difference.base)
+        })
+    }
+
+    /// The objects that it is read from.
+    pub fn keys(&self) -> BTreeSet<Key> {
+        self.links().map(|link| link.key.clone()).collect()
+    }
+
+    /// Bytes of its object.
+    pub fn stored_size(&self) -> u64 {
+        match &self.difference {
+            None => self.size,
+            Some(difference) => difference.frames.iter().map(|frame| frame.size).sum(),
+        }
+    }
+
     /// Number of chunks.
     pub(crate) fn chunks(&self) -> usize {
         self.chunk_digests.len()
     }
 
-    /// The verified bytes of one chunk.
-    pub(crate) async fn chunk(&self, store: &Store, index: usize) -> Result<Bytes> {
-        store.read_again(|| self.chunk_once(store, index)).await
-    }
-
-    async fn chunk_once(&self, store: &Store, index: usize) -> Result<Bytes> {
-        let begin = index as u64 * CHUNK_BYTES;
-        let end = self.size.min(begin + CHUNK_BYTES);
+    /// The verified bytes of a chunk of an artifact that is stored whole.
+    pub(crate) async fn chunk_of_whole(&self, store: &Store, index: usize) -> Result<Bytes> {
+        let Range { start: begin, end } = chunk_range(self.size, index);
         let (size, content) = match store.get_range(&self.key, begin..end).await {
             Ok(found) => found,
             // Stores report a range beyond the end of a truncated object in different ways; the
@@ -158,9 +242,10 @@ impl Artifact {
         store.read_again(|| self.check_size_once(store)).await
     }
 
-    async fn check_size_once(&self, store: &Store) -> Result<()> {
+    pub(crate) async fn check_size_once(&self, store: &Store) -> Result<()> {
+        let expected = self.stored_size();
         let found = match store.size(&self.key).await {
-            Ok(size) if size == self.size => return Ok(()),
+            Ok(size) if size == expected => return Ok(()),
             Ok(size) => format!("{size} bytes"),
             Err(Error::NotFound { .. }) => match store.tombstone_of(&self.key).await? {
                 Some(tombstone) => {
@@ -174,12 +259,12 @@ impl Artifact {
             Err(e) => return Err(e),
         };
         Err(self.damaged(
-            format!("{} bytes with digest {}", self.size, self.digest),
+            format!("{expected} bytes with digest {}", self.digest),
             found,
         ))
     }
 
-    fn damaged(&self, expected: String, found: String) -> Error {
+    pub(crate) fn damaged(&self, expected: String, found: String) -> Error {
         let commit = match &self.key {
             Key::File { slot, .. } => Key::Commit(slot.clone()).path(),
             key => key.path(),
@@ -193,8 +278,25 @@ impl Artifact {
     }
 }
 
+/// The bytes of a chunk.
+pub(crate) fn chunk_range(size: u64, index: usize) -> std::ops::Range<u64> {
+    let begin = index as u64 * CHUNK_BYTES;
+    begin..size.min(begin + CHUNK_BYTES)
+}
+
+/// The error of a chain that is longer than a reader follows.
+fn check_chain(of: &Artifact) -> Result<(), String> {
+    match of.links().nth(CHAIN_MAX + 1) {
+        None => Ok(()),
+        Some(_) => Err(format!(
+            "artifact `{}` is more than {CHAIN_MAX} differences from one that is stored whole",
+            of.name
+        )),
+    }
+}
+
 /// Digest of `content`, computed without blocking other tasks.
-async fn hash(content: &Bytes) -> Digest {
+pub(crate) async fn hash(content: &Bytes) -> Digest {
     if content.len() <= INLINE_BYTES_MAX {
         return Digest::of(content);
     }

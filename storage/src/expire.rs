@@ -39,7 +39,9 @@ pub struct Expired {
 }
 
 impl Store {
-    /// Deletes the artifacts of `manifests` for which `keep` returns false, and of committed parts in
+    /// Deletes the artifacts of `manifests` for which `keep` returns false, and what these differ from,
+    /// except what an artifact that stays is read from: `manifests` are also to have all policies that
+    /// stay. Of committed parts it deletes, in
     /// iterations up to `iteration`, which is also the number of the tombstone, the journals and what
     /// other attempts have written.
     ///
@@ -57,12 +59,16 @@ impl Store {
     ) -> impl Future<Output = Result<Expired>> + Send {
         // Evaluated before the future is created, so that `keep` need not be `Send`.
         let foreign = manifests.iter().find(|m| m.run != *run).map(|m| m.slot());
-        let surplus: BTreeSet<Key> = manifests
-            .iter()
-            .flat_map(|m| m.outputs.iter().map(move |artifact| (m, artifact)))
-            .filter(|(m, artifact)| artifact.key.run() == run && !keep(m, artifact))
-            .map(|(_, artifact)| artifact.key.clone())
-            .collect();
+        let (mut kept, mut surplus) = (BTreeSet::new(), BTreeSet::new());
+        for manifest in manifests {
+            for artifact in &manifest.outputs {
+                match keep(manifest, artifact) {
+                    true => kept.extend(artifact.keys()),
+                    false => surplus.extend(artifact.keys()),
+                }
+            }
+        }
+        surplus.retain(|key| key.run() == run && !kept.contains(key));
         async move {
             match foreign {
                 Some(slot) => Err(Error::malformed(

@@ -7,16 +7,13 @@
 //! name; every user of the folder holds a shared lock on `<id>.lock`, and only folders whose lock
 //! can be taken exclusively are evicted; `<id>.<nonce>.partial` is a download in progress.
 
+use crate::near::{CHUNKS_AT_ONCE, Near, blocking, hold, holds};
 use crate::{Artifact, Digest, Error, Result, Store, nonce};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::io::AsyncWriteExt;
-
-/// Chunks of 64 MiB read concurrently.
-pub(crate) const CHUNKS_AT_ONCE: usize = 3;
 
 /// Folders that stay in the cache in addition to those in use: the initial policy, those of the
 /// last iterations and of an evaluation.
@@ -51,6 +48,9 @@ pub(crate) async fn in_place(
     let Some(root) = store.local_root() else {
         return Ok(None);
     };
+    if files.iter().any(|a| a.difference.is_some()) {
+        return Ok(None);
+    }
     let home = |a: &Artifact| a.key.path().strip_suffix(&a.name).map(str::to_owned);
     let Some(first) = files.first().and_then(|a| home(a)) else {
         return Ok(None);
@@ -80,15 +80,7 @@ pub(crate) async fn cached(
     under: &str,
     (cache, bytes_max): (&Path, u64),
 ) -> Result<LocalFolder> {
-    let files: Vec<(String, &Artifact)> = files
-        .iter()
-        .map(|a| (a.name[under.len()..].to_owned(), *a))
-        .collect();
-    let lines: Vec<String> = files
-        .iter()
-        .map(|(name, a)| format!("{name} {}\n", a.digest))
-        .collect();
-    let id = Digest::of(lines.concat().as_bytes()).to_string();
+    let (files, id) = content_of(files, under);
     let path = cache.join(&id);
     let lock = blocking({
         let (cache, id) = (cache.to_owned(), id.clone());
@@ -135,7 +127,7 @@ pub(crate) async fn cached(
         let (cache_dir, own) = (cache.to_owned(), id.clone());
         let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
         blocking(move || evict(&cache_dir, &own, incoming, bytes_max)).await?;
-        let downloaded = download(store, &files, &partial).await;
+        let downloaded = download(store, &files, &partial, cache).await;
         let (from, to) = (partial, path.clone());
         blocking(move || {
             // Renaming onto a non-empty folder fails: another process was faster, and the next
@@ -151,8 +143,59 @@ pub(crate) async fn cached(
     Err(Error::local("keep the files of", path, source))
 }
 
-async fn download(store: &Store, files: &[(String, &Artifact)], to: &Path) -> Result<()> {
+/// The files by their names in the folder, and the folder's id.
+fn content_of<'a>(files: &[&'a Artifact], under: &str) -> (Vec<(String, &'a Artifact)>, String) {
+    let named = files.iter().map(|a| (a.name[under.len()..].to_owned(), *a));
+    let files: Vec<(String, &Artifact)> = named.collect();
+    let lines = files
+        .iter()
+        .map(|(name, a)| format!("{name} {}\n", a.digest));
+    let id = Digest::of(lines.collect::<String>().as_bytes()).to_string();
+    (files, id)
+}
+
+/// Makes a local folder that has just been written as these artifacts a folder of the cache. Nothing
+/// depends on it: where it cannot be moved it stays.
+pub(crate) async fn adopt(
+    files: &[&Artifact],
+    under: &str,
+    (cache, bytes_max): (&Path, u64),
+    from: &Path,
+) -> Result<()> {
+    let (files, id) = content_of(files, under);
+    let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
+    let (cache, from) = (cache.to_owned(), from.to_owned());
+    blocking(move || {
+        let moved = std::fs::create_dir_all(&cache)
+            .map_err(|e| Error::local("make the folder", &cache, e))
+            .and_then(|()| hold(&cache, &id))
+            .and_then(|lock| evict(&cache, &id, incoming, bytes_max).map(|()| lock))
+            .and_then(|lock| {
+                let to = cache.join(&id);
+                let renamed = std::fs::rename(&from, &to);
+                renamed.map_err(|e| Error::local("move", &from, e))?;
+                Ok(lock)
+            });
+        if let Err(e) = moved {
+            tracing::debug!("it is not kept for later readers: {e}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn download(
+    store: &Store,
+    files: &[(String, &Artifact)],
+    to: &Path,
+    cache: &Path,
+) -> Result<()> {
     for (name, artifact) in files {
+        let near = match artifact.difference.is_some() {
+            true => Near::find(cache, artifact, 1).await,
+            false => None,
+        };
+        let near = near.as_ref();
         let path = to.join(name);
         let failed = |e| Error::local("write", path.clone(), e);
         if let Some(parent) = path.parent() {
@@ -160,7 +203,7 @@ async fn download(store: &Store, files: &[(String, &Artifact)], to: &Path) -> Re
         }
         let mut file = tokio::fs::File::create(&path).await.map_err(failed)?;
         let mut chunks = stream::iter(0..artifact.chunks())
-            .map(|i| artifact.chunk(store, i))
+            .map(|i| artifact.chunk_near(store, near, i))
             .buffered(CHUNKS_AT_ONCE);
         while let Some(chunk) = chunks.try_next().await? {
             file.write_all(&chunk).await.map_err(failed)?;
@@ -184,15 +227,6 @@ fn is_intact(path: &Path, size: u64, digests: &[Digest]) -> bool {
     holds(&file, digests)
 }
 
-/// Whether the chunks that follow in a file have these digests.
-fn holds(file: &File, digests: &[Digest]) -> bool {
-    digests.iter().all(|expected| {
-        let mut hasher = blake3::Hasher::new();
-        let read = hasher.update_reader(file.take(crate::CHUNK_BYTES));
-        read.is_ok_and(|hasher| hasher.finalize() == *expected.as_bytes())
-    })
-}
-
 /// Whether the first chunks of a local file have these digests.
 pub(crate) async fn begins_with(path: &Path, digests: Vec<Digest>) -> Result<bool> {
     let path = path.to_owned();
@@ -201,21 +235,6 @@ pub(crate) async fn begins_with(path: &Path, digests: Vec<Digest>) -> Result<boo
         Ok(holds(&file, &digests))
     })
     .await
-}
-
-/// Takes the shared lock of a folder and marks it as used now.
-fn hold(cache: &Path, id: &str) -> Result<File> {
-    let path = cache.join(format!("{id}.lock"));
-    let failed = |e| Error::local("lock", path.clone(), e);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(failed)?;
-    file.lock_shared().map_err(failed)?;
-    file.set_modified(SystemTime::now()).map_err(failed)?;
-    Ok(file)
 }
 
 /// Makes room for `incoming` bytes: removes the least recently used folders and abandoned
@@ -281,12 +300,4 @@ fn size(folder: &Path) -> u64 {
         Err(_) => 0,
     };
     entries.map(of).sum()
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .expect("file work does not panic, and is not cancelled once it runs")
 }

@@ -1,12 +1,13 @@
 //! What a stage may read: commits by the name that its part gives them, artifacts by the name in
 //! their manifest. Every byte returned has been checked against the manifest.
 
-use crate::folder::{self, CHUNKS_AT_ONCE, LocalFolder};
+use crate::folder::{self, LocalFolder};
 use crate::manifest::find;
+use crate::near::{CHUNKS_AT_ONCE, Near};
 use crate::{Artifact, Error, Manifest, Result, Store};
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Largest artifact that [`Inputs::bytes`] reads into memory.
 pub const INPUT_BYTES_MAX: u64 = 4 << 30;
@@ -120,8 +121,31 @@ impl Inputs {
         if let Some(folder) = folder::in_place(&self.store, &files, &under).await? {
             return Ok(folder);
         }
-        let cache = (self.cache_dir.as_path(), self.cache_bytes_max);
-        folder::cached(&self.store, &files, &under, cache).await
+        folder::cached(&self.store, &files, &under, self.cache()).await
+    }
+
+    /// Moves a local folder into the cache that has just been written as `artifacts` under `prefix/`, so
+    /// that nobody on this machine downloads it. Nothing depends on it.
+    ///
+    /// # Errors
+    /// None but of the runtime.
+    pub async fn adopt(&self, prefix: &str, artifacts: &[Artifact], folder: &Path) -> Result<()> {
+        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let files: Vec<&Artifact> = artifacts.iter().collect();
+        let is_whole = files.iter().all(|a| a.difference.is_none());
+        match self.store.local_root().is_some() && is_whole {
+            true => Ok(()),
+            false => folder::adopt(&files, &under, self.cache(), folder).await,
+        }
+    }
+
+    fn cache(&self) -> (&Path, u64) {
+        (self.cache_dir.as_path(), self.cache_bytes_max)
+    }
+
+    /// A copy of an artifact on this machine, or of one that it differs from.
+    pub(crate) async fn near(&self, artifact: &Artifact) -> Option<Near> {
+        Near::find(&self.cache_dir, artifact, 0).await
     }
 }
 

@@ -13,6 +13,7 @@
 mod artifact;
 mod attempts;
 mod backend;
+mod difference;
 mod error;
 mod expire;
 mod folder;
@@ -20,6 +21,7 @@ mod inputs;
 mod journal;
 pub mod keys;
 mod manifest;
+mod near;
 mod outputs;
 mod plans;
 mod probe;
@@ -29,7 +31,7 @@ mod store;
 mod upload;
 mod verify;
 
-pub use artifact::{Artifact, CHUNK_BYTES, Digest};
+pub use artifact::{Artifact, CHAIN_MAX, CHUNK_BYTES, Difference, Digest, Frame};
 pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart, MachineFacts};
 pub use error::{Error, Result, Verdict};
 pub use expire::Expired;

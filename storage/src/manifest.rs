@@ -96,9 +96,11 @@ impl Manifest {
     /// The version that this program writes of most parts. Version 1 has no digest of its own and
     /// does not record the origin of its files.
     pub const VERSION: u32 = 2;
-    /// The version of a part whose files lie in the folders of several attempts at it; the newest that
-    /// this program reads.
+    /// The version of a part whose files lie in the folders of several attempts at it.
     pub const OF_SEVERAL_ATTEMPTS: u32 = 3;
+    /// The version of a part of which a file is stored as its difference from another part's; the newest
+    /// that this program reads.
+    pub const OF_DIFFERENCES: u32 = 4;
 
     /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
     /// the remaining fields.
@@ -126,6 +128,9 @@ impl Manifest {
     fn version_of(outputs: &[Artifact], maker: &AttemptId) -> u32 {
         let is_other =
             |a: &Artifact| matches!(&a.key, Key::File { attempt, .. } if attempt != maker);
+        if outputs.iter().any(|a| a.difference.is_some()) {
+            return Self::OF_DIFFERENCES;
+        }
         match outputs.iter().any(is_other) {
             true => Self::OF_SEVERAL_ATTEMPTS,
             false => Self::VERSION,
@@ -213,7 +218,7 @@ impl Manifest {
     fn read(key: &str, content: &[u8]) -> Result<Self> {
         const REMEDY: &str =
             "; restore it from a copy, or delete it so that the part is made again";
-        let manifest: Self = from_json(key, "a manifest", Self::OF_SEVERAL_ATTEMPTS, content)?;
+        let manifest: Self = from_json(key, "a manifest", Self::OF_DIFFERENCES, content)?;
         let sealed = match manifest.version {
             1 if seal::is_sealed(content) => {
                 Err("it has a digest, which version 1 has not: its version was changed".to_owned())
@@ -232,6 +237,12 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for artifact in &self.outputs {
             artifact.check()?;
+            if artifact.difference.is_some() && self.version < Self::OF_DIFFERENCES {
+                let (name, version) = (&artifact.name, self.version);
+                return Err(format!(
+                    "artifact `{name}` is a difference, which version {version} has not"
+                ));
+            }
             if self.version > 1 {
                 self.check_owner(artifact)?;
                 if !names.insert(&artifact.name) {
@@ -346,8 +357,10 @@ impl Store {
             return Ok(());
         };
         let pinned = self.pins_of(&origin.run, &manifest.run).await?;
-        let unpinned = |artifact: &&Artifact| !pinned.contains(&artifact.key);
-        let Some(artifact) = manifest.outputs.iter().find(unpinned) else {
+        let outputs = manifest.outputs.iter().flat_map(Artifact::links);
+        // What a fork's parent has taken over itself is pinned in the run that wrote it.
+        let mut own = outputs.filter(|artifact| *artifact.key.run() == origin.run);
+        let Some(artifact) = own.find(|artifact| !pinned.contains(&artifact.key)) else {
             return Ok(());
         };
         let pin = Key::Pin {
@@ -510,6 +523,7 @@ mod tests {
             size: 2,
             digest: Digest::of(b"{}"),
             chunk_digests: vec![Digest::of(b"{}")],
+            difference: None,
         };
         Manifest {
             version: Manifest::VERSION,
@@ -663,7 +677,7 @@ mod tests {
 
     #[test]
     fn bad_manifests_are_refused_with_a_reason() {
-        assert!(refused(|v| v["version"] = json!(4)).contains("newer program"));
+        assert!(refused(|v| v["version"] = json!(5)).contains("newer program"));
         let elsewhere = "runs/r/files/00000001/update/000001/a0001-0000abcd/policy/config.json";
         assert!(refused(|v| v["outputs"][0]["key"] = json!(elsewhere)).contains("lies at"));
         let other = "runs/r/files/00000001/update/000000/a0002-0000abcd/policy/config.json";

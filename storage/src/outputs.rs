@@ -4,10 +4,12 @@
 
 use crate::artifact::Digesting;
 use crate::backend::PART_BYTES;
+use crate::difference::compare;
 use crate::keys::check_name;
 use crate::upload::{Unfinished, Upload};
 use crate::{
-    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Journal, Key, PartKey, Result, Store,
+    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Inputs, Journal, Key, PartKey,
+    Result, Store,
 };
 use bytes::{Buf, Bytes, BytesMut};
 use object_store::multipart::MultipartStore;
@@ -120,6 +122,41 @@ impl Outputs {
             }
         }
         self.file(name, kind, path).await
+    }
+
+    /// [`Outputs::file`] for a file of numbers of so many bytes, of which many are those of `base`, an
+    /// artifact of `inputs`: where that is smaller, the difference is stored.
+    ///
+    /// # Errors
+    /// As [`Outputs::file`]; also those of reading `base`.
+    pub async fn differing(
+        &mut self,
+        (name, kind): (&str, &str),
+        path: &Path,
+        (base, width): (&Artifact, usize),
+        inputs: &Inputs,
+    ) -> Result<&Artifact> {
+        let unwritten = |e| Error::local("write", path, e);
+        let size = tokio::fs::metadata(path).await.map_err(unwritten)?.len();
+        let frames = path.with_extension("difference");
+        let made = match size == base.size && size > 0 {
+            true => {
+                let near = inputs.near(base).await;
+                compare(&self.store, path, (base, width), near.as_ref(), &frames).await?
+            }
+            false => None,
+        };
+        let Some((digests, difference)) = made else {
+            let _ = tokio::fs::remove_file(&frames).await;
+            return self.file(name, kind, path).await;
+        };
+        self.file(name, kind, &frames).await?;
+        let _ = tokio::fs::remove_file(&frames).await;
+        if let Some(artifact) = self.artifacts.get_mut(name) {
+            (artifact.size, artifact.digest, artifact.chunk_digests) = digests;
+            artifact.difference = Some(Box::new(difference));
+        }
+        Ok(&self.artifacts[name])
     }
 
     /// The upload of a local file that an earlier attempt began.
@@ -303,6 +340,7 @@ impl<'a> OutputWriter<'a> {
             size,
             digest,
             chunk_digests,
+            difference: None,
         };
         self.outputs.artifacts.entry(self.name).or_insert(artifact)
     }

@@ -460,8 +460,9 @@ async fn whole(
         }),
         _ => Ok(()),
     };
-    if size != artifact.size {
-        return damaged(format!("{} bytes", artifact.size), format!("{size} bytes"));
+    let expected = artifact.stored_size();
+    if size != expected {
+        return damaged(format!("{expected} bytes"), format!("{size} bytes"));
     }
     let mut hasher = blake3::Hasher::new();
     for index in 0..artifact.chunks() {

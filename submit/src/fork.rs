@@ -16,7 +16,7 @@ use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::keys::KEYS;
-use agentgym_jobs::config::{Pipeline, ResolvedConfig};
+use agentgym_jobs::config::{Pipeline, PolicyDtype, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -254,9 +254,9 @@ async fn take_over(
         manifests.push(manifest.taken_over(child.run.clone(), is_read)?);
     }
     let mut by_owner = Needed::new();
-    for artifact in manifests.iter().flat_map(|m| &m.outputs) {
-        let owner = by_owner.entry(artifact.key.run().clone()).or_default();
-        owner.insert(artifact.key.clone());
+    let outputs = manifests.iter().flat_map(|m| &m.outputs);
+    for key in outputs.flat_map(Artifact::keys) {
+        by_owner.entry(key.run().clone()).or_default().insert(key);
     }
     let mut removed = BTreeSet::new();
     for (owner, keys) in &by_owner {
@@ -322,9 +322,13 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
         |key: &&Key| matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
     // A fresh optimizer helps only if nothing else was removed.
     let Some(key) = removed.iter().find(|key| !is_optimizer(key)) else {
+        let rounded = match parent.plan.config.actor_rollout_ref.model.dtype {
+            PolicyDtype::F32 => "",
+            PolicyDtype::Bf16 => " on the policy's bf16 numbers, since the f32 ones went with it",
+        };
         return Ok(Error::Missing(format!(
             "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a \
-             fresh one: `{}`",
+             fresh one{rounded}: `{}`",
             command(n)
         )));
     };
@@ -357,7 +361,7 @@ async fn left(parent: &RunView) -> Result<Vec<u32>> {
             keys.extend(
                 outputs
                     .filter(|output| kept.iter().any(|kind| output.name.starts_with(kind)))
-                    .map(|output| output.key),
+                    .flat_map(|output| output.keys()),
             );
         }
         if !keys.is_empty() {

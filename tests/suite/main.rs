@@ -52,5 +52,6 @@ mod verify;
 mod version;
 mod view;
 mod watchdog;
+mod weights;
 mod workers;
 mod worlds;

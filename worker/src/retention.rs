@@ -20,7 +20,13 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let evaluated = evaluated(store, state, latest).await?;
     let mut manifests = Vec::new();
     let plan = std::sync::Arc::clone(&state.plan);
-    for iteration in examined(&plan, latest) {
+    // Those that stay are read from those that they differ from.
+    let stay = (0..=latest).filter(|&iteration| {
+        let unknown = evaluated.unknown.contains(&iteration);
+        retained(&plan, iteration, "policy/", latest, evaluated.best, unknown)
+    });
+    let iterations: BTreeSet<u32> = examined(&plan, latest).chain(stay).collect();
+    for iteration in iterations {
         let last = policy_of(&state.plan, iteration);
         // In a supervised stage of several parts each part has a policy.
         let makers = (0..=last.part).map(|part| PartId { part, ..last });

@@ -271,7 +271,7 @@ impl Adapter {
     /// The base's weights with every adapted one replaced by W + s·A·B, computed by
     /// the same kernel everywhere, so that the bits are always the same.
     pub(crate) fn merge(&self, base: &Weights) -> Weights {
-        let mut merged = base.clone();
+        let mut merged = base.clone().in_f32();
         let scale = self.options.scale();
         for (module, parameter, [a, b]) in self.adapted(base) {
             let (inner, width) = (parameter.shape()[0], parameter.shape()[1]);

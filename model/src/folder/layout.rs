@@ -96,10 +96,7 @@ pub(crate) fn write_tensors(
     data: &mut TensorWriter<'_>,
 ) -> Result<u64> {
     let listed = tensors.into_iter().map(|(name, shape)| Listed {
-        dtype: match layout.dtype {
-            Dtype::F32 => safetensors::Dtype::F32,
-            Dtype::Bf16 => safetensors::Dtype::BF16,
-        },
+        dtype: layout.dtype.in_files(),
         bytes: shape.iter().product::<usize>() * layout.dtype.bytes(),
         name,
         shape,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::folder::parameter::Parameter;
 use crate::folder::tensor_file::{self, entry};
-use crate::{Error, Result};
+use crate::{Dtype, Error, Result};
 
 /// A weight file is split above this many bytes, unless another limit is asked for.
 pub const SHARD_BYTES_MAX: usize = 4_000_000_000;
@@ -52,23 +52,23 @@ pub(crate) fn write(
     std::fs::write(&path, text + "\n").map_err(Error::io(&path))
 }
 
-/// Writes parameters in f32.
+/// Writes parameters whose numbers are of a format, and so many bytes of them to a file at most.
 pub(crate) fn save<'a>(
     dir: &Path,
     stem: &str,
-    most: usize,
+    (dtype, most): (Dtype, usize),
     parameters: impl Iterator<Item = (&'a str, &'a Parameter)>,
 ) -> Result<()> {
     let parameters: Vec<_> = parameters.collect();
     let sizes = parameters
         .iter()
-        .map(|(name, p)| (*name, p.numbers().len() * 4));
+        .map(|(name, p)| (*name, p.numbers().len() * dtype.bytes()));
     let sizes: Vec<_> = sizes.collect();
     let format = [("format", "pt".to_owned())];
     write((dir, stem), &sizes, most, |path, shard| {
         let mut entries = BTreeMap::new();
         for (name, tensor) in &parameters[shard] {
-            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers());
+            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers()).held_in(dtype);
             entry.check_finite(name)?;
             entries.insert((*name).to_owned(), entry);
         }

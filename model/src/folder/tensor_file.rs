@@ -29,6 +29,8 @@ pub(crate) struct Entry<'a> {
     numbers: &'a [f32],
     /// Whether the file holds the transpose.
     turned: bool,
+    /// Where it is bf16, the numbers are of bf16 already.
+    dtype: crate::Dtype,
 }
 
 /// Numbers and shape in the in-memory layout, to be written in the file's layout.
@@ -41,6 +43,7 @@ pub(crate) fn entry<'a>(name: &str, mut shape: Vec<usize>, numbers: &'a [f32]) -
         shape,
         numbers,
         turned,
+        dtype: crate::Dtype::F32,
     }
 }
 
@@ -50,10 +53,16 @@ pub(crate) fn flat(numbers: &[f32]) -> Entry<'_> {
         shape: vec![numbers.len()],
         numbers,
         turned: false,
+        dtype: crate::Dtype::F32,
     }
 }
 
 impl Entry<'_> {
+    /// The same numbers, which the file is to hold in this format.
+    pub(crate) fn held_in(self, dtype: crate::Dtype) -> Self {
+        Entry { dtype, ..self }
+    }
+
     /// Refuses numbers that are not finite: no reader here would load the file.
     pub(crate) fn check_finite(&self, name: &str) -> Result<()> {
         check_finite(name, self.numbers)
@@ -66,11 +75,22 @@ impl Entry<'_> {
         };
         let mut bytes = [0; 1 << 14];
         for some in numbers.chunks(bytes.len() / F32_BYTES) {
-            let places = bytes.as_chunks_mut::<F32_BYTES>().0;
-            for (place, x) in places.iter_mut().zip(some) {
-                *place = x.to_le_bytes();
+            match self.dtype {
+                crate::Dtype::F32 => {
+                    let places = bytes.as_chunks_mut::<F32_BYTES>().0.iter_mut();
+                    places
+                        .zip(some)
+                        .for_each(|(place, x)| *place = x.to_le_bytes());
+                }
+                crate::Dtype::Bf16 => {
+                    let places = bytes.as_chunks_mut::<2>().0.iter_mut();
+                    let upper = |x: &f32| (x.to_bits() >> 16) as u16;
+                    places
+                        .zip(some)
+                        .for_each(|(place, x)| *place = upper(x).to_le_bytes());
+                }
             }
-            file.write_all(&bytes[..some.len() * F32_BYTES])?;
+            file.write_all(&bytes[..some.len() * self.dtype.bytes()])?;
         }
         Ok(())
     }
@@ -106,9 +126,9 @@ pub(crate) fn save(
 ) -> Result<()> {
     let listed = entries.iter().map(|(name, entry)| Listed {
         name: name.clone(),
-        dtype: Dtype::F32,
+        dtype: entry.dtype.in_files(),
         shape: entry.shape.clone(),
-        bytes: entry.numbers.len() * F32_BYTES,
+        bytes: entry.numbers.len() * entry.dtype.bytes(),
     });
     write(
         path,
@@ -241,6 +261,13 @@ impl TensorFile {
     pub(crate) fn info(&self, name: &str) -> Option<(Dtype, &[usize])> {
         let info = self.header.info(name)?;
         Some((info.dtype, &info.shape))
+    }
+
+    /// Whether all of its tensors are in bf16.
+    pub(crate) fn is_in_bf16(&self) -> bool {
+        let names = self.header.offset_keys();
+        let mut found = names.iter().filter_map(|name| self.header.info(name));
+        found.all(|info| info.dtype == Dtype::BF16)
     }
 
     /// How many bytes a tensor has.

@@ -8,19 +8,23 @@ use crate::folder::parameter::Parameter;
 use crate::folder::parameter::is_dense;
 use crate::folder::parameter::numbers;
 use crate::folder::parameter::transpose;
-use crate::folder::shards::SHARD_BYTES_MAX;
-use crate::folder::tensor_file::TensorFile;
+use crate::folder::shards::{self, SHARD_BYTES_MAX};
+use crate::folder::tensor_file::{self, TensorFile};
 use crate::folder::weight_files::WeightFiles;
-use crate::spare::Spare;
-use crate::{Error, ModelConfig, Result};
+use crate::parallel::{self, ComputeOptions};
+use crate::spare::{Spare, room};
+use crate::{Dtype, Error, ModelConfig, Result};
+use half::bf16;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
     parameters: BTreeMap<String, Parameter>,
+    /// In which files hold them. In memory they are f32, and where this is bf16 each is one of bf16.
+    dtype: Dtype,
 }
 
 /// Names and in-memory shapes of all parameters, in a fixed order.
@@ -63,7 +67,49 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
 impl Weights {
     /// Wraps parameters that already have the in-memory layout.
     pub fn new(parameters: BTreeMap<String, Parameter>) -> Self {
-        Weights { parameters }
+        Weights {
+            parameters,
+            dtype: Dtype::F32,
+        }
+    }
+
+    /// In which files hold them.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The same numbers, which files are to hold in f32.
+    pub(crate) fn in_f32(self) -> Self {
+        Self::new(self.parameters)
+    }
+
+    /// Each number rounded to the nearest of bf16, of two as near to the even one; files hold these.
+    /// A parameter that has no others is shared.
+    ///
+    /// # Errors
+    /// A number is not finite, or rounds to none that is.
+    pub fn rounded(&self, options: &ComputeOptions<'_>) -> Result<Self> {
+        let all: Vec<_> = self.parameters.iter().collect();
+        let rounded = parallel::map(options, all.len(), |at| {
+            let (name, parameter) = all[at];
+            let numbers = parameter.numbers();
+            if numbers.iter().fold(0, |low, x| low | x.to_bits() << 16) == 0 {
+                tensor_file::check_finite(name, numbers)?;
+                return Ok(parameter.clone());
+            }
+            let mut nearest = room(numbers.len());
+            nearest.extend(numbers.iter().map(|&x| bf16::from_f32(x).to_f32()));
+            tensor_file::check_finite(name, &nearest)?;
+            Ok(Parameter::new(parameter.shape().to_vec(), nearest))
+        })?;
+        Ok(Weights {
+            parameters: all
+                .into_iter()
+                .map(|(name, _)| name.clone())
+                .zip(rounded)
+                .collect(),
+            dtype: Dtype::Bf16,
+        })
     }
 
     /// A parameter by its Hugging Face name.
@@ -102,10 +148,24 @@ impl Weights {
     /// names, in f32, f16 or bf16, and checks names, shapes and numbers.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
         let mut parameters = BTreeMap::new();
-        Self::read(dir, config, &mut |name, parameter| {
+        let dtype = Self::read(dir, config, &mut |name, parameter| {
             parameters.insert(name, parameter);
         })?;
-        Ok(Weights { parameters })
+        Ok(Weights { parameters, dtype })
+    }
+
+    /// Reads the file that [`Weights::save_in_one`] wrote of parameters of these shapes.
+    pub(crate) fn load_one(
+        path: PathBuf,
+        mut shapes: BTreeMap<String, Vec<usize>>,
+    ) -> Result<Self> {
+        let mut parameters = BTreeMap::new();
+        let mut take = |name, parameter| drop(parameters.insert(name, parameter));
+        let mut file = TensorFile::open(&path)?;
+        let source = "policy";
+        read_tensors(&mut file, &mut shapes, source, &|_| false, &mut take)?;
+        all_read(path, shapes)?;
+        Ok(Self::new(parameters))
     }
 
     /// Reads all that [`Weights::load`] would, one parameter in memory at a time.
@@ -113,15 +173,16 @@ impl Weights {
     /// # Errors
     /// Those of `load`.
     pub fn check(dir: &Path, config: &ModelConfig) -> Result<()> {
-        Self::read(dir, config, &mut |_, _| ())
+        Self::read(dir, config, &mut |_, _| ()).map(|_| ())
     }
 
-    /// Gives each parameter that [`Weights::load`] would read to `take`, in no particular order.
+    /// Gives each parameter that [`Weights::load`] would read to `take`, in no particular order, and
+    /// returns bf16 where the files hold nothing else.
     fn read(
         dir: &Path,
         config: &ModelConfig,
         take: &mut dyn FnMut(String, Parameter),
-    ) -> Result<()> {
+    ) -> Result<Dtype> {
         let mut shapes = parameter_shapes(config);
         // The files of a tied model or a critic may hold a head that is not used.
         let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
@@ -133,26 +194,39 @@ impl Weights {
         for file in &mut files {
             read_tensors(file, &mut shapes, "config.json", &skip, take)?;
         }
-        match shapes.into_keys().next() {
-            None => Ok(()),
-            Some(tensor) => Err(Error::Tensor {
-                path: files
-                    .last()
-                    .map_or_else(|| dir.to_owned(), |file| file.path().to_owned()),
-                tensor,
-                message: "is missing".to_owned(),
-            }),
-        }
+        let last = files.last().map(|file| file.path().to_owned());
+        all_read(last.unwrap_or_else(|| dir.to_owned()), shapes)?;
+        Ok(match files.iter().all(TensorFile::is_in_bf16) {
+            true => Dtype::Bf16,
+            false => Dtype::F32,
+        })
     }
 
-    /// Writes Hugging Face's layout in f32; equal weights give equal bytes.
+    /// Writes Hugging Face's layout; equal weights give equal bytes.
     pub fn save(&self, dir: &Path) -> Result<()> {
         self.save_as(dir, "model")
     }
 
     /// [`Weights::save`] with another stem than `model`.
     pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
-        crate::folder::shards::save(dir, stem, SHARD_BYTES_MAX, self.iter())
+        shards::save(dir, stem, (self.dtype, SHARD_BYTES_MAX), self.iter())
+    }
+
+    /// The same in one file, `<stem>.safetensors`.
+    pub(crate) fn save_in_one(&self, dir: &Path, stem: &str) -> Result<()> {
+        shards::save(dir, stem, (self.dtype, usize::MAX), self.iter())
+    }
+}
+
+/// Refuses a file, the last one of a model, where parameters are left that no file holds.
+fn all_read(path: PathBuf, left: BTreeMap<String, Vec<usize>>) -> Result<()> {
+    match left.into_keys().next() {
+        None => Ok(()),
+        Some(tensor) => Err(Error::Tensor {
+            path,
+            tensor,
+            message: "is missing".to_owned(),
+        }),
     }
 }
 

@@ -16,7 +16,23 @@ use crate::{Error, Result, Weights};
 struct Parameter {
     shape: Vec<usize>,
     numbers: Buffer,
+    /// The network has the nearest numbers of bf16.
+    is_rounded: bool,
     moments: [Buffer; 2],
+}
+
+impl Parameter {
+    /// Gives `take` what the network computes with.
+    fn with_used<T>(&self, take: impl FnOnce(&Buffer) -> Result<T>) -> Result<T> {
+        if !self.is_rounded {
+            return take(&self.numbers);
+        }
+        let nearest = self.numbers.duplicate()?;
+        let count = nearest.length();
+        let buffers = pointers([&self.numbers, &nearest]);
+        nearest.gpu().each("nearest_bf16", count, &buffers)?;
+        take(&nearest)
+    }
 }
 
 /// The trained parameters of a model.
@@ -30,14 +46,15 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// Copies the weights and the state of their optimizer. `bases` are the weights that an
-    /// adapter is added to, by module.
+    /// Copies the weights and the state of their optimizer. The network has the weights, or where it
+    /// `is_rounded` the nearest numbers of bf16. `bases` are the weights that an adapter is added to,
+    /// by module.
     ///
     /// # Errors
     /// They do not fit into the device's memory.
     pub(crate) fn upload<'a>(
         gpu: &Gpu,
-        weights: &Weights,
+        (weights, is_rounded): (&Weights, bool),
         state: &AdamWState,
         bases: impl Iterator<Item = (&'a str, &'a crate::Parameter)>,
     ) -> Result<Self> {
@@ -48,6 +65,7 @@ impl Trained {
             let parameter = Parameter {
                 shape: shape.to_vec(),
                 numbers: gpu.upload(parameter.numbers())?,
+                is_rounded,
                 moments: [gpu.upload(first)?, gpu.upload(second)?],
             };
             Ok((name.to_owned(), parameter))
@@ -81,11 +99,20 @@ impl Trained {
 
     /// Downloads the parameters that are `wanted` into `weights`.
     pub(crate) fn fetch(&self, weights: &mut Weights, wanted: impl Fn(&str) -> bool) -> Result<()> {
-        for (name, Parameter { numbers, .. }) in &self.parameters {
+        for (name, parameter) in &self.parameters {
             if wanted(name) {
-                let numbers = numbers.download(numbers.length())?;
+                let numbers = parameter.with_used(|used| used.download(used.length()))?;
                 weights.replace(name, |_| numbers);
             }
+        }
+        Ok(())
+    }
+
+    /// Downloads the numbers that steps change into `weights`.
+    pub(crate) fn masters(&self, weights: &mut Weights) -> Result<()> {
+        for (name, Parameter { numbers, .. }) in &self.parameters {
+            let numbers = numbers.download(numbers.length())?;
+            weights.replace(name, |_| numbers);
         }
         Ok(())
     }
@@ -110,7 +137,9 @@ impl Trained {
         first: usize,
     ) -> Result<()> {
         match self.parameters.get(name) {
-            Some(Parameter { numbers, .. }) => own(old)?.set(numbers, (0, first), numbers.length()),
+            Some(parameter) => {
+                parameter.with_used(|used| own(old)?.set(used, (0, first), used.length()))
+            }
             None => Ok(()),
         }
     }
@@ -118,7 +147,7 @@ impl Trained {
     /// The same for all of `old`, rounded to operands.
     pub(super) fn renew_operands(&self, name: &str, old: &mut Arc<Buffer<Operand>>) -> Result<()> {
         match self.parameters.get(name) {
-            Some(Parameter { numbers, .. }) => numbers.round_into(own(old)?),
+            Some(parameter) => parameter.with_used(|used| used.round_into(own(old)?)),
             None => Ok(()),
         }
     }
@@ -131,14 +160,13 @@ impl Trained {
         old: &mut Arc<Buffer<Operand>>,
         (first, stride): (usize, usize),
     ) -> Result<()> {
-        let Parameter { shape, numbers, .. } = self.parameter(&format!("{module}.weight"))?;
-        let arguments = [
-            numbers.pointer(),
-            own(old)?.pointer_at(first),
-            int(shape[1]),
-            int(stride),
-        ];
-        self.gpu.each("to_columns", numbers.length(), &arguments)
+        let parameter = self.parameter(&format!("{module}.weight"))?;
+        let width = int(parameter.shape[1]);
+        let to = own(old)?.pointer_at(first);
+        parameter.with_used(|used| {
+            let arguments = [used.pointer(), to, width, int(stride)];
+            self.gpu.each("to_columns", used.length(), &arguments)
+        })
     }
 
     /// The same for a weight plus the product of its factors, with the same bits as the merge of

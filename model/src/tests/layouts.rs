@@ -94,7 +94,7 @@ fn what_is_written_is_read_back_as_the_same_policy_but_for_the_rounding() {
                     shard_bytes_max: most,
                 };
                 layout.write(from.path(), to.path()).unwrap();
-                let after = numbers(&saved(&load(to.path()).unwrap()));
+                let after = numbers(&saved(&load(to.path()).unwrap().in_f32()));
                 let expected: BTreeMap<_, Vec<u32>> = before
                     .iter()
                     .map(|(name, bits)| {

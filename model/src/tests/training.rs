@@ -2,7 +2,8 @@
 
 use super::{SHAPES, random_policy, sequences};
 use crate::{
-    AdamW, ComputeOptions, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
+    AdamW, ComputeOptions, Dtype, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
+    Weights,
 };
 
 fn units(policy: &Policy, seed: u64) -> Vec<Unit> {
@@ -125,6 +126,67 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
     );
     step(&mut fresh, 2, 1);
     assert!(whole.model().unwrap().weights() != fresh.model().unwrap().weights());
+}
+
+/// The first step's gradient is that of the same numbers in f32, so what it leaves is known: the nearest
+/// of what f32 training leaves. Later ones are those of a training that was never interrupted, and
+/// forget neither the moments nor what the nearest numbers lack.
+#[test]
+fn a_policy_in_bf16_has_the_nearest_numbers_of_what_training_changes() {
+    let options = ComputeOptions::default();
+    let rounded = random_policy(SHAPES[1], 7).rounded(&options).unwrap();
+    let nearest = |policy: &Policy| policy.weights().rounded(&options).unwrap();
+    let (mut plain, mut whole) = (
+        Trainer::new(rounded.clone().in_f32(), AdamW::default()),
+        Trainer::new(rounded, AdamW::default()),
+    );
+    assert_eq!(step(&mut plain, 1, 1), step(&mut whole, 1, 3));
+    let exact = plain.model().unwrap();
+    assert!(nearest(&exact) == *whole.model().unwrap().weights());
+    assert!(nearest(&exact).in_f32() != *exact.weights());
+
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("optimizer");
+    whole.model().unwrap().save(dir.path()).unwrap();
+    whole.save_optimizer(&state).unwrap();
+    let load = || Policy::load(dir.path(), &crate::Device::cpu()).unwrap();
+    assert_eq!(load().weights().dtype(), Dtype::Bf16);
+    let says = load().config().raw("torch_dtype").cloned();
+    assert_eq!(says, Some("bfloat16".into()));
+    let weights = dir.path().join("model.safetensors");
+    let bytes = |path: &std::path::Path| std::fs::metadata(path).unwrap().len() as f64;
+    let halved = bytes(&weights) / bytes(&state.join("master.safetensors"));
+    assert!(halved < 0.6, "{halved}");
+
+    let mut resumed = Trainer::resume(load(), AdamW::default(), Some(&state)).unwrap();
+    for seed in 2..5 {
+        step(&mut whole, seed, 1);
+        step(&mut resumed, seed, 2);
+    }
+    assert!(whole.model().unwrap().weights() == resumed.model().unwrap().weights());
+    let saved = |trainer: &Trainer| {
+        let dir = tempfile::tempdir().unwrap();
+        trainer.save_optimizer(dir.path()).unwrap();
+        ["state", "master"]
+            .map(|of| std::fs::read(dir.path().join(format!("{of}.safetensors"))).unwrap())
+    };
+    assert!(saved(&whole) == saved(&resumed));
+    // Many a step is less than half of what lies between two numbers of bf16.
+    whole.save_optimizer(&state).unwrap();
+    let model = whole.model().unwrap();
+    let file = state.join("master.safetensors");
+    let master = Weights::load_one(file, model.trained_shapes()).unwrap();
+    assert!(master.rounded(&options).unwrap() == *model.weights());
+    assert!(master != model.weights().clone().in_f32());
+    // Neither another dtype nor a state without the numbers is taken.
+    let refused = Trainer::resume(load().in_f32(), AdamW::default(), Some(&state)).unwrap_err();
+    assert!(refused.to_string().contains("trained in f32"), "{refused}");
+    std::fs::remove_file(state.join("master.safetensors")).unwrap();
+    let refused = Trainer::resume(load(), AdamW::default(), Some(&state)).unwrap_err();
+    assert!(
+        refused.to_string().contains("master.safetensors"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -52,7 +52,9 @@ impl Critic {
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
         let model = Policy::load_any(dir, device)?;
         match model.config().value_head {
-            true => Ok(Critic { model }),
+            true => Ok(Critic {
+                model: model.in_f32(),
+            }),
             false => Self::new(&model),
         }
     }

@@ -11,13 +11,19 @@ use crate::cpu::gradients::Gradients;
 use crate::gpu::{self, Gpu};
 use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
-use crate::{Error, Policy, Result};
+use crate::{Dtype, Error, Policy, Result, Weights};
+
+/// Stem of the file of the f32 numbers behind a policy in bf16.
+const MASTER: &str = "master";
 
 /// The model as of the last step, and the state for the next one.
 #[derive(Debug)]
 pub(crate) struct Learner {
     model: Policy,
     options: AdamW,
+    /// The numbers that steps change, where the model's are the nearest of bf16. For a model on a
+    /// GPU they are there after the first step, as its moments are.
+    master: Option<Weights>,
     /// For a model on a GPU only the number of steps and the shapes are here after the first step.
     state: AdamWState,
     on_gpu: Option<gpu::Trained>,
@@ -33,19 +39,34 @@ impl Learner {
     /// A learner without any step yet.
     pub(crate) fn new(model: Policy, options: AdamW) -> Self {
         let state = AdamWState::new(model.trained_shapes());
-        Self::of(model, options, state)
+        let own = model.trained_weights().clone();
+        let master = (own.dtype() == Dtype::Bf16).then(|| own.in_f32());
+        Self::of(model, options, (state, master))
     }
 
     /// Resumes from the state that [`Learner::save_state`] wrote into `dir`.
     pub(crate) fn with_state(model: Policy, options: AdamW, dir: &Path) -> Result<Self> {
         let state = AdamWState::load(dir, model.trained_shapes())?;
-        Ok(Self::of(model, options, state))
+        let file = dir.join(format!("{MASTER}.safetensors"));
+        let master = match (model.trained_weights().dtype(), file.exists()) {
+            (Dtype::Bf16, _) => Some(Weights::load_one(file, model.trained_shapes())?),
+            (Dtype::F32, false) => None,
+            (Dtype::F32, true) => {
+                return Err(Error::Unsupported {
+                    path: file,
+                    message: "belongs to a policy in bf16, and this one is trained in f32"
+                        .to_owned(),
+                });
+            }
+        };
+        Ok(Self::of(model, options, (state, master)))
     }
 
-    fn of(model: Policy, options: AdamW, state: AdamWState) -> Self {
+    fn of(model: Policy, options: AdamW, (state, master): (AdamWState, Option<Weights>)) -> Self {
         Learner {
             model,
             options,
+            master,
             state,
             on_gpu: None,
             ahead: false,
@@ -127,10 +148,17 @@ impl Learner {
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        let mut weights = self.model.trained_weights().clone();
+        let master = self.master.take();
+        let is_rounded = master.is_some();
+        let mut weights = master.unwrap_or_else(|| self.model.trained_weights().clone());
         let (adamw, state) = (&self.options, &mut self.state);
         let report = state.update(adamw, &mut weights, gradients, lr, options)?;
+        self.master = is_rounded.then(|| weights.clone());
         if !report.skipped_non_finite {
+            let weights = match is_rounded {
+                true => weights.rounded(options)?,
+                false => weights,
+            };
             let model = self.model.with_trained(weights)?;
             std::mem::replace(&mut self.model, model).give_memory_to(&self.spare);
         }
@@ -144,8 +172,12 @@ impl Learner {
             Some(trained) => trained,
             None => {
                 let (model, state) = (&self.model, &self.state);
-                let weights = model.trained_weights();
-                let uploaded = gpu::Trained::upload(gpu, weights, state, model.adapted_bases())?;
+                let (weights, is_rounded) = match &self.master {
+                    Some(master) => (master, true),
+                    None => (model.trained_weights(), false),
+                };
+                let uploaded =
+                    gpu::Trained::upload(gpu, (weights, is_rounded), state, model.adapted_bases())?;
                 self.state.forget_moments();
                 self.on_gpu.insert(uploaded)
             }
@@ -159,16 +191,20 @@ impl Learner {
         Ok(report)
     }
 
-    /// Writes `state.safetensors` into `dir`.
+    /// Writes `state.safetensors` into `dir`, and `master.safetensors` where the model is in bf16.
     pub(crate) fn save_state(&self, dir: &Path) -> Result<()> {
         self.check()?;
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let mut master = self.master.clone();
         match &self.on_gpu {
             Some(trained) => {
                 let state = self.state.with_moments(|name| trained.moments(name))?;
-                state.save(dir)
+                state.save(dir)?;
+                let of_gpu = |master: &mut Weights| trained.masters(master);
+                master.as_mut().map_or(Ok(()), of_gpu)?;
             }
-            None => self.state.save(dir),
+            None => self.state.save(dir)?,
         }
+        master.map_or(Ok(()), |master| master.save_in_one(dir, MASTER))
     }
 }

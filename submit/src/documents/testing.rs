@@ -39,6 +39,7 @@ struct Output {
     size: u64,
     digest: String,
     chunk_digests: Vec<String>,
+    difference: Option<Object>,
 }
 
 #[derive(JsonSchema)]

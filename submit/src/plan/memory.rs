@@ -8,7 +8,7 @@ use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{evaluated_sequences, narrow, sequences};
 use crate::text::{bytes, count};
-use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::config::{Pipeline, PolicyDtype};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Dtype;
@@ -240,6 +240,8 @@ pub(super) struct Trained {
     pieces: (u128, u128),
     steps: u128,
     checkpointed: bool,
+    /// Its numbers are in bf16.
+    is_rounded: bool,
 }
 
 /// All counts are numbers of f32 values, except where a function says bytes.
@@ -316,6 +318,7 @@ impl Work<'_> {
             pieces,
             steps,
             checkpointed: model.enable_gradient_checkpointing,
+            is_rounded: model.dtype == PolicyDtype::Bf16 && m.adapter_rank.is_none(),
         }
     }
 
@@ -332,6 +335,7 @@ impl Work<'_> {
             pieces: self.episodes(size),
             steps: batches as u128 * u128::from(config.critic.ppo_epochs),
             checkpointed: config.critic.model.enable_gradient_checkpointing,
+            is_rounded: false,
         }
     }
 
@@ -417,7 +421,12 @@ impl Work<'_> {
             0 | 1 => 0,
             _ => trained.copy,
         };
-        let fixed = 2 * trained.learned + before + gradients;
+        // The f32 numbers behind a policy in bf16, before and after a step.
+        let masters = match trained.is_rounded {
+            true => 2 * trained.learned,
+            false => 0,
+        };
+        let fixed = 2 * trained.learned + masters + before + gradients;
         (fixed, under_way.max(step))
     }
 

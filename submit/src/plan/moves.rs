@@ -68,11 +68,10 @@ impl<'a> Moves<'a> {
         if let Some(rollouts) = of.get_mut(&Stage::Rollout) {
             rollouts.put_bytes += sizes.records;
         }
-        let weights = narrow(model.parameters * F32);
         let reference = plan.needs_reference().then(|| reference_of(plan));
         let base = plan.has_adapter().then_some(BASE_PART);
         let models: BTreeSet<_> = reference.into_iter().chain(base).collect();
-        let once = models.len() as u64 * weights;
+        let once = models.len() as u64 * sizes.weights;
         Self { plan, of, once }
     }
 

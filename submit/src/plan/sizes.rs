@@ -3,7 +3,7 @@
 //! formula next to it.
 
 use crate::plan::model_size::ModelSize;
-use agentgym_jobs::config::{EvaluationSet, Pipeline};
+use agentgym_jobs::config::{EvaluationSet, Pipeline, PolicyDtype};
 use agentgym_jobs::plan::Plan;
 
 /// Bytes per token over all records of an iteration: id, mask, sampled log-prob and entropy in
@@ -14,7 +14,7 @@ const EPISODE_BYTES_PER_TOKEN: u128 = 13;
 const REFERENCE_BYTES_PER_TOKEN: u128 = 4 + 4;
 /// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
 const CRITIC_BYTES_PER_TOKEN: u128 = 4 + 4 + 8;
-/// Weights, gradients and both AdamW moments are f32.
+/// Gradients and both AdamW moments are f32, and weights where the config asks for nothing else.
 pub(super) const F32: u128 = 4;
 
 /// Sizes of one iteration in bytes.
@@ -22,6 +22,8 @@ pub(super) const F32: u128 = 4;
 pub(crate) struct Sizes {
     /// What a run of one iteration leaves, with its model and a warm start.
     pub(crate) once: u64,
+    /// The whole model that `init` commits.
+    pub(crate) weights: u64,
     /// The policy of an iteration, or its adapter.
     pub(crate) policy: u64,
     pub(crate) optimizer: u64,
@@ -34,7 +36,16 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Sizes for a plan and its model.
     pub(crate) fn new(plan: &Plan, model: &ModelSize) -> Self {
-        let (weights, trained) = (model.parameters * F32, model.trained * F32);
+        let numbers = match plan.config.actor_rollout_ref.model.dtype {
+            PolicyDtype::F32 => F32,
+            PolicyDtype::Bf16 => 2,
+        };
+        let weights = model.parameters * numbers;
+        // The f32 numbers behind a policy in bf16 lie with the optimizer's state; adapters are f32.
+        let (trained, master) = match model.adapter_rank {
+            None if numbers != F32 => (model.trained * numbers, model.trained * F32),
+            _ => (model.trained * F32, 0),
+        };
         // The base of an adapter is stored once and kept.
         let base = match model.adapter_rank {
             Some(_) => weights,
@@ -63,10 +74,10 @@ impl Sizes {
             Pipeline::AgentEvol => 2 * tokens * EPISODE_BYTES_PER_TOKEN + again,
             Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => 0,
         };
-        let optimizer = 2 * trained;
+        let optimizer = 2 * model.trained * F32 + master;
         // An upper bound: the critic's head has one column, the policy's may have one per token id.
         let critic = match plan.config.has_critic() {
-            true => 3 * weights,
+            true => 3 * model.parameters * F32,
             false => 0,
         };
         let iterations = u128::from(plan.iterations);
@@ -77,12 +88,13 @@ impl Sizes {
         let policies = (saved + 4).min(iterations + 1);
         let critics = match critic {
             0 => 0,
-            _ => policies * weights + 2 * 2 * weights,
+            _ => (policies + 2 * 2) * model.parameters * F32,
         };
         let states = 2 + u128::from(plan.sft_parts(0) > 0);
         let kept = base + policies * trained + states * optimizer + critics + iterations * records;
         Self {
             once: narrow(weights + 2 * (trained + optimizer) + 2 * critic),
+            weights: narrow(weights),
             policy: narrow(trained),
             optimizer: narrow(optimizer),
             critic: narrow(critic),

@@ -17,12 +17,12 @@ use crate::offered_tools::{offering, template_settings};
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
-use agentgym_jobs::config::History;
+use agentgym_jobs::config::{History, PolicyDtype};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey, head};
 use agentgym_model::{
-    Adapter, Chat, Critic, Device, ForeignPolicy, LoraOptions, Message, Policy, Role, TinyShape,
-    Tokenizer, tiny_text, tiny_words,
+    Adapter, Chat, ComputeOptions, Critic, Device, Dtype, ForeignPolicy, LoraOptions, Message,
+    Policy, Role, TinyShape, Tokenizer, tiny_text, tiny_words,
 };
 use agentgym_storage::Outputs;
 use std::path::PathBuf;
@@ -107,6 +107,7 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     );
     let critic = blocking(move || {
         let critic = match plan.config.critic.model.path.as_deref() {
+            None if start.weights().dtype() == Dtype::Bf16 => Critic::new(&start)?.saying_float32(),
             None => Critic::new(&start)?,
             Some(path) => named_critic(&plan, path, &start, &device)?,
         };
@@ -156,6 +157,10 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
         let (plan, folder) = (Arc::clone(&plan), folder.clone());
         move || {
             let policy = initial(&plan, &device)?.with_settings(&template_settings(&plan))?;
+            let policy = match plan.config.actor_rollout_ref.model.dtype {
+                PolicyDtype::F32 => policy,
+                PolicyDtype::Bf16 => policy.rounded(&ComputeOptions::default())?,
+            };
             let adapted = match adapter(&plan, &policy)? {
                 None => None,
                 Some(adapter) => {
@@ -264,7 +269,7 @@ fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
 fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
     let policy = match preset(plan, key, path, device)? {
         Some(policy) => policy,
-        None => Policy::load(&local_folder(key, path)?, device)?,
+        None => Policy::load(&local_folder(key, path)?, device)?.in_f32(),
     };
     Ok(match says_dtype(plan) {
         true => policy.saying_float32(),

@@ -7,6 +7,7 @@ pub(super) mod units;
 use crate::memory;
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
+use agentgym_jobs::config::PolicyDtype;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
@@ -140,7 +141,7 @@ pub(super) async fn upload(
             .artifacts(super::artifacts::base_of(context, POLICY))?;
         upload_adapter(policies, outputs, base, &context.scratch, policy).await?;
     } else {
-        let files = upload_policy(outputs, &context.scratch.join(POLICY)).await?;
+        let files = upload_policy_near(context, outputs).await?;
         policies.insert(&files, policy).await;
     }
     outputs
@@ -167,6 +168,44 @@ pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Resul
     upload_model(outputs, POLICY, folder).await
 }
 
+/// [`upload_policy`] of the attempt's own, as its difference from the input policy where the run asks for
+/// that; the folder stays on this machine.
+async fn upload_policy_near(
+    context: &StageContext,
+    outputs: &mut Outputs,
+) -> Result<Vec<Artifact>> {
+    let folder = context.scratch.join(POLICY);
+    let rhythm = context.plan.config.trainer.full_policy_freq as usize;
+    let before = context.inputs.artifacts(POLICY)?;
+    let base = |name: &str| {
+        let base = before.iter().find(|artifact| artifact.name == name)?;
+        let is_near = name.ends_with(".safetensors") && base.links().count() < rhythm;
+        is_near.then_some(base)
+    };
+    if rhythm == 1 {
+        let files = upload_policy(outputs, &folder).await?;
+        context.inputs.adopt(POLICY, &files, &folder).await?;
+        return Ok(files);
+    }
+    let width = match context.plan.config.actor_rollout_ref.model.dtype {
+        PolicyDtype::F32 => 4,
+        PolicyDtype::Bf16 => 2,
+    };
+    let mut files = Vec::new();
+    for (name, path) in names_in(&folder, POLICY).await? {
+        let written = match base(&name) {
+            Some(base) => {
+                let base = (base, width);
+                (outputs.differing((&name, POLICY), &path, base, &context.inputs)).await?
+            }
+            None => outputs.file(&name, POLICY, &path).await?,
+        };
+        files.push(written.clone());
+    }
+    context.inputs.adopt(POLICY, &files, &folder).await?;
+    Ok(files)
+}
+
 /// Uploads a critic's folder and keeps the critic in memory.
 pub(super) async fn upload_critic(
     context: &StageContext,
@@ -183,6 +222,15 @@ pub(super) async fn upload_critic(
 }
 
 async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Result<Vec<Artifact>> {
+    let mut files = Vec::new();
+    for (name, path) in names_in(folder, kind).await? {
+        files.push(outputs.take(&name, kind, &path).await?.clone());
+    }
+    Ok(files)
+}
+
+/// The files of a folder, by the names of their artifacts.
+async fn names_in(folder: &Path, kind: &str) -> Result<Vec<(String, PathBuf)>> {
     let failed = |source| Error::Io {
         what: format!("reading the folder {}", folder.display()),
         source,
@@ -191,7 +239,7 @@ async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Resul
     let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
     while let Some(entry) = entries.next_entry().await.map_err(failed)? {
         let name = format!("{kind}/{}", entry.file_name().to_string_lossy());
-        files.push(outputs.take(&name, kind, &entry.path()).await?.clone());
+        files.push((name, entry.path()));
     }
     Ok(files)
 }

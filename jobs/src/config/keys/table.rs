@@ -118,6 +118,8 @@ pub const KEYS: &[KeySpec] = &[
     option("data.curriculum.iterations", "2", "the newest iterations of a source that the share is taken over").within(whole(1, 10_000, ANY)),
     // policy
     id("actor_rollout_ref.model.path", "tiny", "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…&tokenizer=qwen2"),
+    option("actor_rollout_ref.model.dtype", "f32",
+        "numbers of the policies that are committed, f32 or bf16; with bf16 training keeps f32 numbers beside AdamW's moments"),
     option("actor_rollout_ref.model.template_date", "null",
         "the day that the chat template is told, as 2024-07-26; default: the model folder's, else 2024-07-26 for ever"),
     option("actor_rollout_ref.model.template_variables", "{}",
@@ -342,7 +344,9 @@ pub const KEYS: &[KeySpec] = &[
     id("trainer.total_epochs", "1", "passes over the data").within(whole(1, MILLION, STEPS)),
     bind("trainer.save_freq", "25", "every so many iterations the policy is kept for good; 0 or -1: the first and the last alone")
         .within(whole(0, u32::MAX as u64, ANY)),
-    bind("trainer.save_dtype", "f32", "number format of the weights that `export` writes: f32 or bf16, each number rounded; what the run itself keeps and goes on from is f32"),
+    bind("trainer.full_policy_freq", "1", "every so many updates a policy is stored whole, and else as its difference from the one before; 1: always whole")
+        .within(whole(1, 64, "no longer chain of differences is read")),
+    bind("trainer.save_dtype", "f32", "number format of the weights that `export` writes: f32 or bf16, each number rounded; what the run itself keeps is of actor_rollout_ref.model.dtype"),
     id("trainer.test_freq", "10", "evaluate every so many iterations; 0 or -1: only at start and end").within(whole(0, u32::MAX as u64, ANY)),
     option("trainer.critic_warmup", "0", "first iterations that train the critic alone").within(whole(0, u32::MAX as u64, ANY)),
     bind("trainer.project_name", "agentgym", "folder of TensorBoard's events, with experiment_name below it; the run's own name is run.id"),

@@ -20,6 +20,7 @@ pub struct ActorRolloutRef {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     pub path: String,
+    pub dtype: PolicyDtype,
     pub template_date: Option<String>,
     pub template_variables: Map<String, Value>,
     pub lora_rank: i64,
@@ -27,6 +28,14 @@ pub struct Model {
     pub target_modules: Files,
     pub lora_adapter_path: Option<String>,
     pub enable_gradient_checkpointing: bool,
+}
+
+/// In which the policy is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyDtype {
+    F32,
+    Bf16,
 }
 
 impl Model {

@@ -13,6 +13,15 @@ extern "C" __global__ void adamw(float* weights, const float* gradient, float* f
     weights[i] = weights[i] * keep - step_size * m / (sqrtf(v) * inverse_root + eps);
 }
 
+// The nearest numbers of bf16, of two as near the even one.
+extern "C" __global__ void nearest_bf16(const float* numbers, float* nearest, Count count) {
+    const Count i = element();
+    if (i >= count) return;
+    bf16 rounded;
+    put(&rounded, numbers[i]);
+    nearest[i] = number(rounded);
+}
+
 // The sum of squares of each run of `run` numbers, in f64, a block per run.
 extern "C" __global__ void sum_of_squares(const float* x, double* sums, Count run, Count count) {
     const Count begin = blockIdx.x * run, end = min(count, begin + run);

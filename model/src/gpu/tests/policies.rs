@@ -357,7 +357,8 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
         decay_excludes_norms_and_biases: true,
         ..AdamW::default()
     };
-    for policy in trained() {
+    let in_bf16 = trained().swap_remove(0).rounded(&options).unwrap();
+    for policy in trained().into_iter().chain([in_bf16]) {
         let step = |trainer: &mut Trainer| {
             let units = units(&policy);
             trainer
@@ -373,7 +374,11 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
                 Trainer::resume(trainer.model().unwrap(), adamw, Some(folder.path())).unwrap();
             let second = step(&mut resumed);
             assert_eq!(step(&mut trainer), second, "the resume shows");
-            assert!(trainer.model().unwrap().weights() == resumed.model().unwrap().weights());
+            let weights = trainer.model().unwrap().weights().clone();
+            assert!(weights == *resumed.model().unwrap().weights());
+            if weights.dtype() == Dtype::Bf16 {
+                assert!(weights.rounded(&options).unwrap() == weights);
+            }
             assert_eq!(resumed.optimizer_steps(), 2);
             ([first, second], resumed.into_model().unwrap())
         };
@@ -384,6 +389,10 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
             found == other.0 && weights[0] == weights[1],
             "a barrier is missing"
         );
+        if policy.weights().dtype() == Dtype::Bf16 {
+            // A number between two of bf16 may go to either.
+            continue;
+        }
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.tokens, expected.tokens);
             assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < F32.gradients);

@@ -1,0 +1,422 @@
+//! An artifact that is stored as its difference from an earlier one of the same size: numbers are
+//! subtracted, the bytes of equal significance are put side by side, and zstd compresses them. Each
+//! chunk is a frame of its own, so chunks are read one by one here too.
+//!
+//! What an artifact differs from may itself be a difference. A chain ends at an artifact that is stored
+//! whole, or at a copy on this machine.
+
+use crate::artifact::{Digesting, chunk_range, hash};
+use crate::near::{CHUNKS_AT_ONCE, Near, read_part};
+use crate::{Artifact, Difference, Digest, Error, Frame, Result, Store};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use std::path::Path;
+use tokio::io::AsyncWriteExt;
+
+/// What zstd spends; more changes little where most bytes are zero.
+const LEVEL: i32 = 1;
+
+impl Artifact {
+    /// The verified bytes of one chunk.
+    pub(crate) async fn chunk(&self, store: &Store, index: usize) -> Result<Bytes> {
+        self.chunk_near(store, None, index).await
+    }
+
+    /// The same, where this machine has a copy of what it differs from.
+    pub(crate) async fn chunk_near(
+        &self,
+        store: &Store,
+        near: Option<&Near>,
+        index: usize,
+    ) -> Result<Bytes> {
+        store
+            .read_again(|| async {
+                match self.difference.is_some() || near.is_some() {
+                    true => self.chunk_by_links(store, near, index).await,
+                    false => self.chunk_of_whole(store, index).await,
+                }
+            })
+            .await
+    }
+
+    /// The verified bytes of a chunk, read from the end of the chain, or from where `near` is.
+    pub(crate) async fn chunk_by_links(
+        &self,
+        store: &Store,
+        near: Option<&Near>,
+        index: usize,
+    ) -> Result<Bytes> {
+        let mut links: Vec<&Artifact> = self.links().collect();
+        let here = match near {
+            Some(near) => near.chunk(index).await,
+            None => None,
+        };
+        let mut content = match here {
+            Some((link, content)) => {
+                links.truncate(link);
+                content
+            }
+            None => match links.pop() {
+                Some(whole) => whole.chunk_of_whole(store, index).await?,
+                None => Bytes::new(),
+            },
+        };
+        for link in links.into_iter().rev() {
+            let Some(difference) = &link.difference else {
+                continue;
+            };
+            let frame = link.frame(store, difference, index).await?;
+            let width = difference.width;
+            let added = tokio::task::spawn_blocking(move || decode(&frame, &content, width));
+            let added = added
+                .await
+                .expect("it does not panic, and is not cancelled once it runs");
+            content =
+                added.map_err(|why| link.damaged(format!("a difference of chunk {index}"), why))?;
+        }
+        let found = hash(&content).await;
+        if found != self.chunk_digests[index] {
+            let expected = format!("{} in chunk {index}", self.chunk_digests[index]);
+            return Err(self.damaged(expected, found.to_string()));
+        }
+        Ok(content)
+    }
+
+    /// The verified frame of a chunk.
+    async fn frame(&self, store: &Store, of: &Difference, index: usize) -> Result<Bytes> {
+        let range = of.place(index);
+        let bytes = range.end - range.start;
+        let (size, content) = match store.get_range(&self.key, range).await {
+            Ok(found) => found,
+            Err(e) => {
+                self.check_size_once(store).await?;
+                return Err(e);
+            }
+        };
+        let expected = self.stored_size();
+        if size != expected || content.len() as u64 != bytes {
+            return Err(self.damaged(format!("{expected} bytes"), format!("{size} bytes")));
+        }
+        let found = hash(&content).await;
+        match found == of.frames[index].digest {
+            true => Ok(content),
+            false => Err(self.damaged(
+                format!(
+                    "{} in the difference of chunk {index}",
+                    of.frames[index].digest
+                ),
+                found.to_string(),
+            )),
+        }
+    }
+}
+
+/// A difference that takes more than so many tenths of the bytes is not worth reading two objects.
+const WORTH_TENTHS: usize = 8;
+
+/// Writes how a file differs from `base` into `to`; `None` where that is hardly smaller.
+pub(crate) async fn compare(
+    store: &Store,
+    path: &Path,
+    (base, width): (&Artifact, usize),
+    near: Option<&Near>,
+    to: &Path,
+) -> Result<Option<((u64, Digest, Vec<Digest>), Difference)>> {
+    let unwritten = |e| Error::local("write", to, e);
+    let mut file = tokio::fs::File::create(to).await.map_err(unwritten)?;
+    let mut difference = Difference {
+        base: base.clone(),
+        width,
+        frames: Vec::new(),
+    };
+    let mut digesting = Digesting::default();
+    let (mut read, mut written) = (0, 0);
+    let mut chunks = stream::iter(0..base.chunk_digests.len())
+        .map(|index| async move {
+            let old = base.chunk_near(store, near, index).await?;
+            let (path, range) = (path.to_owned(), chunk_range(base.size, index));
+            let compared = tokio::task::spawn_blocking(move || {
+                let own = read_part(&path, range)?;
+                let frame = encode(&own, &old, width)?;
+                Ok((Bytes::from(own), frame))
+            });
+            let compared = compared
+                .await
+                .expect("it does not panic, and is not cancelled once it runs");
+            compared.map_err(unwritten)
+        })
+        .buffered(CHUNKS_AT_ONCE);
+    while let Some((own, frame)) = chunks.try_next().await? {
+        (read, written) = (read + own.len(), written + frame.len());
+        if written > read / 10 * WORTH_TENTHS {
+            return Ok(None);
+        }
+        digesting = digesting.update(own).await;
+        difference.frames.push(Frame {
+            size: frame.len() as u64,
+            digest: Digest::of(&frame),
+        });
+        file.write_all(&frame).await.map_err(unwritten)?;
+    }
+    file.flush().await.map_err(unwritten)?;
+    Ok(Some((digesting.finish(), difference)))
+}
+
+/// The compressed difference of two chunks of the same length.
+fn encode(own: &[u8], base: &[u8], width: usize) -> std::io::Result<Vec<u8>> {
+    let mut planes = vec![0; own.len()];
+    match width {
+        2 => subtract::<2>(own, base, &mut planes),
+        _ => subtract::<4>(own, base, &mut planes),
+    }
+    zstd::bulk::compress(&planes, LEVEL)
+}
+
+/// The chunk whose difference from `base` this is. It is never longer than `base`, whatever the frame
+/// says.
+fn decode(frame: &[u8], base: &[u8], width: usize) -> Result<Bytes, String> {
+    let planes = zstd::bulk::decompress(frame, base.len()).map_err(|e| e.to_string())?;
+    if planes.len() != base.len() {
+        return Err(format!("one of {} bytes for {}", planes.len(), base.len()));
+    }
+    let mut own = vec![0; base.len()];
+    match width {
+        2 => add::<2>(&planes, base, &mut own),
+        _ => add::<4>(&planes, base, &mut own),
+    }
+    Ok(own.into())
+}
+
+/// Numbers of `W` bytes, little-endian, as integers: floats that lie close are integers that do.
+fn number<const W: usize>(bytes: &[u8; W]) -> u32 {
+    let mut wide = [0; 4];
+    wide[..W].copy_from_slice(bytes);
+    u32::from_le_bytes(wide)
+}
+
+/// own − base, number by number, with the sign in the lowest bit; byte k of all of them is one run.
+/// Bytes behind the last number stay as they are.
+fn subtract<const W: usize>(own: &[u8], base: &[u8], planes: &mut [u8]) {
+    let shift = 32 - 8 * W as u32;
+    let (own, rest) = own.as_chunks::<W>();
+    let (base, _) = base.as_chunks::<W>();
+    let count = own.len();
+    for (at, (a, b)) in own.iter().zip(base).enumerate() {
+        let apart = (number(a).wrapping_sub(number(b)) << shift) as i32 >> shift;
+        let folded = (apart << 1) ^ (apart >> 31);
+        for (k, byte) in folded.to_le_bytes()[..W].iter().enumerate() {
+            planes[k * count + at] = *byte;
+        }
+    }
+    planes[W * count..].copy_from_slice(rest);
+}
+
+/// The inverse of [`subtract`].
+fn add<const W: usize>(planes: &[u8], base: &[u8], own: &mut [u8]) {
+    let (base, _) = base.as_chunks::<W>();
+    let count = base.len();
+    let (numbers, rest) = own.as_chunks_mut::<W>();
+    for (at, (to, b)) in numbers.iter_mut().zip(base).enumerate() {
+        let bytes: [u8; W] = std::array::from_fn(|k| planes[k * count + at]);
+        let folded = number(&bytes);
+        let apart = (folded >> 1) ^ (folded & 1).wrapping_neg();
+        to.copy_from_slice(&number(b).wrapping_add(apart).to_le_bytes()[..W]);
+    }
+    rest.copy_from_slice(&planes[W * count..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::location;
+    use crate::testing::slot;
+    use crate::{AttemptId, CHAIN_MAX, Inputs, Key, Manifest, Outputs};
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    proptest! {
+        #[test]
+        fn what_is_added_is_what_was_subtracted(
+            both in prop::collection::vec((any::<u8>(), any::<u8>()), 0..200),
+        ) {
+            let (own, base): (Vec<u8>, Vec<u8>) = both.into_iter().unzip();
+            for width in [2, 4] {
+                let frame = encode(&own, &base, width).unwrap();
+                prop_assert_eq!(&decode(&frame, &base, width).unwrap()[..], &own[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn close_numbers_take_few_bytes_and_a_bomb_takes_none() {
+        let mut state = 1u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        let base: Vec<u8> = (0..200_000)
+            .flat_map(|_| ((0x3c00 + (random() & 0x83ff)) as u16).to_le_bytes())
+            .collect();
+        let mut own = base.clone();
+        for at in (0..own.len()).step_by(2 * 64) {
+            own[at] = own[at].wrapping_add(1);
+        }
+        let frame = encode(&own, &base, 2).unwrap();
+        assert!(frame.len() < own.len() / 50, "{}", frame.len());
+        let bomb = zstd::bulk::compress(&vec![0; 1 << 24], LEVEL).unwrap();
+        assert!(bomb.len() < 2000);
+        assert!(decode(&bomb, &base, 2).is_err());
+        assert!(decode(&frame[..frame.len() - 1], &base, 2).is_err());
+        assert!(decode(&frame, &base[2..], 2).is_err());
+    }
+
+    const NAME: &str = "policy/model.safetensors";
+
+    async fn written(
+        store: &Store,
+        number: u32,
+        content: &[u8],
+        from: Option<(&Artifact, &Inputs)>,
+    ) -> Artifact {
+        let attempt = AttemptId {
+            number,
+            nonce: "00000001".into(),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        std::fs::write(&path, content).unwrap();
+        let mut outputs = Outputs::new(store.clone(), slot(), attempt);
+        match from {
+            None => outputs.file(NAME, "policy", &path).await,
+            Some((base, inputs)) => {
+                let names = (NAME, "policy");
+                outputs.differing(names, &path, (base, 2), inputs).await
+            }
+        }
+        .unwrap()
+        .clone()
+    }
+
+    fn inputs(store: &Store, artifact: &Artifact, cache: &Path) -> Inputs {
+        let Key::File { slot, attempt, .. } = artifact.key.clone() else {
+            panic!("it is a file");
+        };
+        let manifest = Manifest::new(slot, attempt, vec![artifact.clone()]);
+        // As it is read back.
+        let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
+        let commits = vec![("policy".to_owned(), manifest)];
+        Inputs::new(store.clone(), commits, cache)
+    }
+
+    /// Three policies in a chain: each is read from the store alone; who has the one before reads no
+    /// more than the difference; a link that is gone or damaged is named.
+    #[tokio::test]
+    async fn a_chain_is_read_from_its_end_or_from_where_this_machine_has_it() {
+        let objects: Arc<InMemory> = Arc::default();
+        let store = Store::over(objects.clone(), "memory:");
+        let caches = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let mut contents: Vec<Vec<u8>> =
+            vec![(0..90_001u32).map(|i| (i % 251 * (i % 97)) as u8).collect()];
+        let mut chain = vec![written(&store, 1, &contents[0], None).await];
+        for number in 2..4 {
+            let mut content = contents.last().unwrap().clone();
+            (content.iter_mut().step_by(700)).for_each(|byte| *byte ^= number as u8);
+            let from = inputs(&store, chain.last().unwrap(), caches[0].path());
+            let base = chain.last().unwrap();
+            let next = written(&store, number, &content, Some((base, &from))).await;
+            assert!(next.stored_size() < 4000, "{}", next.stored_size());
+            assert_eq!(next.digest, Digest::of(&content));
+            contents.push(content);
+            chain.push(next);
+        }
+        let read = async |of: usize, cache: &Path| {
+            let folder = inputs(&store, &chain[of], cache)
+                .folder("policy", "policy")
+                .await?;
+            Ok(std::fs::read(folder.path().join("model.safetensors")).unwrap())
+        };
+        let got: crate::Result<_> = read(2, caches[0].path()).await;
+        assert!(got.unwrap() == contents[2]);
+        let bytes = inputs(&store, &chain[2], caches[1].path())
+            .bytes("policy", NAME)
+            .await;
+        assert!(bytes.unwrap() == contents[2]);
+        assert_eq!(chain[2].links().count(), 3);
+        assert!(chain[2].keys().len() == 3 && chain[0].keys().len() == 1);
+
+        // This machine has the second; the first, which has expired, is not asked for.
+        assert!(read(1, caches[1].path()).await.unwrap() == contents[1]);
+        objects
+            .delete(&location(&chain[0].key).unwrap())
+            .await
+            .unwrap();
+        assert!(read(2, caches[1].path()).await.unwrap() == contents[2]);
+        // A copy that is damaged is no copy.
+        let copy = std::fs::read_dir(caches[1].path()).unwrap().flatten();
+        for entry in copy.filter(|entry| entry.path().is_dir()) {
+            let noise = vec![7; contents[0].len()];
+            std::fs::write(entry.path().join("model.safetensors"), noise).unwrap();
+        }
+        let wanted = chain[0].key.to_string();
+        for cache in [&caches[1], &caches[2]] {
+            let said = read(2, cache.path()).await.unwrap_err().to_string();
+            assert!(said.contains(&wanted), "{said}");
+        }
+
+        let whole = Bytes::from(contents[0].clone());
+        store.create(&chain[0].key, whole).await.unwrap();
+        let second = location(&chain[1].key).unwrap();
+        let stored = objects.get(&second).await.unwrap().bytes().await.unwrap();
+        let mut flipped = stored.to_vec();
+        flipped[stored.len() / 2] ^= 1;
+        for bad in [flipped.into(), stored.slice(1..)] {
+            objects.put(&second, bad.into()).await.unwrap();
+            let said = read(2, caches[2].path()).await.unwrap_err().to_string();
+            assert!(said.contains(&chain[1].key.to_string()), "{said}");
+        }
+    }
+
+    /// What differs in most places is stored whole, and claims that cannot be true are refused.
+    #[tokio::test]
+    async fn a_difference_is_smaller_or_is_none() {
+        let store = Store::open("memory:").await.unwrap();
+        let cache = tempfile::tempdir().unwrap();
+        let noise = |seed: u32| -> Vec<u8> {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            };
+            (0..50_000).map(|_| next()).collect()
+        };
+        let base = written(&store, 1, &noise(1), None).await;
+        let from = inputs(&store, &base, cache.path());
+        let other = written(&store, 2, &noise(2), Some((&base, &from))).await;
+        assert!(other.difference.is_none() && other.size == 50_000);
+        let longer = written(&store, 3, &[0; 50_002], Some((&base, &from))).await;
+        assert!(longer.difference.is_none());
+        let same = written(&store, 4, &noise(1), Some((&base, &from))).await;
+        assert!(same.difference.is_some() && same.stored_size() < 100);
+        let spoil: [fn(&mut Difference); 4] = [
+            |of| of.width = 3,
+            |of| of.base.size += 1,
+            |of| of.frames[0].size = 1 << 40,
+            |of| of.frames.clear(),
+        ];
+        for spoil in spoil {
+            let mut bad = same.clone();
+            spoil(bad.difference.as_mut().unwrap());
+            let said = bad.check().unwrap_err();
+            assert!(said.contains("cannot be a difference"), "{said}");
+        }
+        let mut long = same.clone();
+        for _ in 0..CHAIN_MAX {
+            let mut next = same.clone();
+            next.difference.as_mut().unwrap().base = long;
+            long = next;
+        }
+        assert!(long.check().unwrap_err().contains("64 differences"));
+    }
+}

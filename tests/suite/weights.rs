@@ -1,0 +1,188 @@
+//! Policies in bf16, and policies that are stored as differences: no digest knows how, kills change
+//! nothing, retention keeps what others are read from, and what is lost is named.
+
+use crate::durability::{RUN, end, said, submit_config, submit_to};
+use crate::forks::{equal, fork};
+use agentgym_storage::{Artifact, Key, Manifest, PartKey, RunId, Store};
+use agentgym_tests::files::files_below;
+use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::s3::S3Server;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const CONFIG: &str = "configs/smoke.yaml";
+const ITERATIONS: u32 = 8;
+const PLAYED: [&str; 7] = [
+    "actor_rollout_ref.model.dtype=bf16",
+    "trainer.total_training_steps=8",
+    "trainer.save_freq=3",
+    "data.train_batch_size=4",
+    "data.tasks=[{env: worlds, ids: 0..1000}]",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "evaluation.sets=[]",
+];
+const RHYTHM: &str = "trainer.full_policy_freq=4";
+
+fn settings(more: &'static str) -> Vec<&'static str> {
+    PLAYED.into_iter().chain([more]).collect()
+}
+
+fn ask(words: &[&str], store: &Path) -> Command {
+    let mut command = program("agentgym-submit");
+    command.args(words).arg("--store").arg(store);
+    command
+}
+
+/// The commit that made the policy of an iteration.
+async fn update(store: &Store, iteration: u32) -> Manifest {
+    let slot = PartKey {
+        run: RUN.parse::<RunId>().unwrap(),
+        iteration,
+        stage: "update".into(),
+        part: 0,
+    };
+    store.manifest(&slot).await.unwrap().unwrap()
+}
+
+fn weights(manifest: &Manifest) -> &Artifact {
+    manifest.output("policy/model.safetensors").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn differences_show_nowhere_and_what_they_need_stays() {
+    let (whole, killed) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let plain = submit_config(
+        CONFIG,
+        whole.path(),
+        &settings("trainer.full_policy_freq=1"),
+    );
+    let digest = end(plain, whole.path());
+    let submit = || submit_config(CONFIG, killed.path(), &settings(RHYTHM));
+    for iteration in [2, 5, 6] {
+        let mut running = Running::start(submit());
+        let commits = killed
+            .path()
+            .join(format!("runs/{RUN}/commits/{iteration:08}/update"));
+        while !commits.exists() {
+            assert!(!running.has_ended());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.kill();
+    }
+    assert_eq!(end(submit(), killed.path()), digest);
+    assert!(said(ask(&["verify", RUN], killed.path())).contains("whole"));
+
+    // Full bytes every fourth time, and smaller ones between.
+    let store = Store::open(&killed.path().display().to_string())
+        .await
+        .unwrap();
+    let mut needed = BTreeSet::new();
+    for iteration in 1..=ITERATIONS {
+        let manifest = update(&store, iteration).await;
+        let found = weights(&manifest);
+        // Iteration 0 has three: the first one, and those of the warm start's two parts.
+        let links = (iteration as usize + 2) % 4 + 1;
+        assert_eq!(found.links().count(), links, "iteration {iteration}");
+        assert!(links == 1 || found.stored_size() < found.size / 2);
+        if iteration % 3 == 0 || iteration + 2 > ITERATIONS {
+            needed.extend(found.keys());
+        }
+    }
+    // No file stays that nobody reads, and of those that stay all can be read.
+    let on_disk: BTreeSet<String> = files_below(&killed.path().join("runs"))
+        .into_iter()
+        .filter(|file| file.ends_with("policy/model.safetensors"))
+        .map(|file| {
+            file.strip_prefix(killed.path())
+                .unwrap()
+                .display()
+                .to_string()
+        })
+        .filter(|file| file.contains("/update/"))
+        .collect();
+    let needed: BTreeSet<String> = needed
+        .iter()
+        .map(Key::path)
+        .filter(|key| key.contains("/update/"))
+        .collect();
+    assert_eq!(on_disk, needed);
+    let export = |store: &Path, iteration: u32| {
+        let to = TempDir::new().unwrap();
+        let (of, place) = (iteration.to_string(), to.path().display().to_string());
+        said(ask(
+            &["export", RUN, "--iteration", &of, "--to", &place],
+            store,
+        ));
+        let read = |name: &str| std::fs::read(to.path().join("policy_after").join(name)).unwrap();
+        let config = String::from_utf8(read("config.json")).unwrap();
+        assert!(config.contains("bfloat16"), "{config}");
+        read("model.safetensors")
+    };
+    for iteration in [3, 6, 7, 8] {
+        let both = [&whole, &killed].map(|folder| export(folder.path(), iteration));
+        assert!(both[0] == both[1], "iteration {iteration}");
+    }
+
+    // A fork reads its parent's chain, and pins it.
+    said(fork(killed.path(), &["--iteration", "7", "run.id=child"]));
+    for part in [(8, "rollout", 0), (8, "update", 0)] {
+        assert!(equal(killed.path(), "child", part).await, "{part:?}");
+    }
+    assert!(said(ask(&["verify", "child"], killed.path())).contains("whole"));
+    let pins =
+        std::fs::read_to_string(killed.path().join(format!("runs/{RUN}/pins/child.json"))).unwrap();
+    for key in weights(&update(&store, 7).await).keys() {
+        assert!(pins.contains(&key.path()), "{key}");
+    }
+
+    let refused = finish(fork(killed.path(), &["--iteration", "3", "run.id=old"]));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        text.contains("bf16 numbers") && text.contains("--fresh-optimizer"),
+        "{text}"
+    );
+
+    // What it needs of another iteration is named where that is gone.
+    let base = weights(&update(&store, 6).await).key.path();
+    std::fs::remove_file(killed.path().join(&base)).unwrap();
+    let to = killed.path().join("export").display().to_string();
+    for words in [
+        &["verify", RUN][..],
+        &["export", RUN, "--iteration", "8", "--to", &to],
+    ] {
+        let refused = finish(ask(words, killed.path()));
+        let text = [refused.stdout, refused.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!refused.status.success() && text.contains(&base), "{text}");
+    }
+}
+
+/// Where policies are downloaded, a machine's own stay in its cache.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_of_objects_gives_the_same_digest() {
+    let (folder, objects) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let digest = end(
+        submit_config(CONFIG, folder.path(), &settings(RHYTHM)),
+        folder.path(),
+    );
+    let server = S3Server::start(objects.path()).await;
+    let queue = format!(
+        "queue.url=sqlite:{}",
+        folder.path().join("q.sqlite").display()
+    );
+    let mut submit = submit_to(CONFIG, &server.url, &settings(RHYTHM));
+    submit.arg(queue).envs(server.env());
+    let mut asked = program("agentgym-submit");
+    asked
+        .args(["digest", RUN, "--store", &server.url])
+        .envs(server.env());
+    let found = tokio::task::spawn_blocking(move || {
+        said(submit);
+        said(asked)
+    });
+    let id = |text: &str| text.split_whitespace().next().unwrap().to_owned();
+    assert_eq!(id(&found.await.unwrap()), id(&digest));
+}
