@@ -89,7 +89,7 @@ pub struct Artifact {
     pub chunk_digests: Vec<Digest>,
     /// Set where the object is not these bytes, but how they differ from another artifact's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub difference: Option<Box<Difference>>,
+    pub delta: Option<Box<Delta>>,
 }
 
 /// Longest chain that a reader follows.
@@ -100,7 +100,7 @@ const WIDTHS: [usize; 2] = [2, 4];
 
 /// How an artifact is stored that is not stored whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct Delta {
     /// What it differs from.
     pub base: Artifact,
     /// Bytes of a number.
@@ -118,7 +118,7 @@ pub struct Frame {
     pub digest: Digest,
 }
 
-impl Difference {
+impl Delta {
     /// Checks a manifest's claims.
     pub(crate) fn check(&self, of: &Artifact) -> Result<(), String> {
         let name = &of.name;
@@ -150,7 +150,7 @@ impl Artifact {
     pub(crate) fn check(&self) -> Result<(), String> {
         check_chain(self)?;
         for link in self.links() {
-            if let Some(difference) = &link.difference {
+            if let Some(difference) = &link.delta {
                 difference.check(link)?;
             }
         }
@@ -185,7 +185,7 @@ impl Artifact {
     /// This artifact, what it differs from, and so on to one that is stored whole.
     pub fn links(&self) -> impl Iterator<Item = &Artifact> {
         std::iter::successors(Some(self), |of| {
-            of.difference.as_ref().map(|difference| &difference.base)
+            of.delta.as_ref().map(|difference| &difference.base)
         })
     }
 
@@ -196,7 +196,7 @@ impl Artifact {
 
     /// Bytes of its object.
     pub fn stored_size(&self) -> u64 {
-        match &self.difference {
+        match &self.delta {
             None => self.size,
             Some(difference) => difference.frames.iter().map(|frame| frame.size).sum(),
         }

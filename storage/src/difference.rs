@@ -7,7 +7,7 @@
 
 use crate::artifact::{Digesting, chunk_range, hash};
 use crate::near::{CHUNKS_AT_ONCE, Near, read_part};
-use crate::{Artifact, Difference, Digest, Error, Frame, Result, Store};
+use crate::{Artifact, Delta, Digest, Error, Frame, Result, Store};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::path::Path;
@@ -31,7 +31,7 @@ impl Artifact {
     ) -> Result<Bytes> {
         store
             .read_again(|| async {
-                match self.difference.is_some() || near.is_some() {
+                match self.delta.is_some() || near.is_some() {
                     true => self.chunk_by_links(store, near, index).await,
                     false => self.chunk_of_whole(store, index).await,
                 }
@@ -62,7 +62,7 @@ impl Artifact {
             },
         };
         for link in links.into_iter().rev() {
-            let Some(difference) = &link.difference else {
+            let Some(difference) = &link.delta else {
                 continue;
             };
             let frame = link.frame(store, difference, index).await?;
@@ -83,7 +83,7 @@ impl Artifact {
     }
 
     /// The verified frame of a chunk.
-    async fn frame(&self, store: &Store, of: &Difference, index: usize) -> Result<Bytes> {
+    async fn frame(&self, store: &Store, of: &Delta, index: usize) -> Result<Bytes> {
         let range = of.place(index);
         let bytes = range.end - range.start;
         let (size, content) = match store.get_range(&self.key, range).await {
@@ -121,10 +121,10 @@ pub(crate) async fn compare(
     (base, width): (&Artifact, usize),
     near: Option<&Near>,
     to: &Path,
-) -> Result<Option<((u64, Digest, Vec<Digest>), Difference)>> {
+) -> Result<Option<((u64, Digest, Vec<Digest>), Delta)>> {
     let unwritten = |e| Error::local("write", to, e);
     let mut file = tokio::fs::File::create(to).await.map_err(unwritten)?;
-    let mut difference = Difference {
+    let mut difference = Delta {
         base: base.clone(),
         width,
         frames: Vec::new(),
@@ -394,12 +394,12 @@ mod tests {
         let base = written(&store, 1, &noise(1), None).await;
         let from = inputs(&store, &base, cache.path());
         let other = written(&store, 2, &noise(2), Some((&base, &from))).await;
-        assert!(other.difference.is_none() && other.size == 50_000);
+        assert!(other.delta.is_none() && other.size == 50_000);
         let longer = written(&store, 3, &[0; 50_002], Some((&base, &from))).await;
-        assert!(longer.difference.is_none());
+        assert!(longer.delta.is_none());
         let same = written(&store, 4, &noise(1), Some((&base, &from))).await;
-        assert!(same.difference.is_some() && same.stored_size() < 100);
-        let spoil: [fn(&mut Difference); 4] = [
+        assert!(same.delta.is_some() && same.stored_size() < 100);
+        let spoil: [fn(&mut Delta); 4] = [
             |of| of.width = 3,
             |of| of.base.size += 1,
             |of| of.frames[0].size = 1 << 40,
@@ -407,14 +407,14 @@ mod tests {
         ];
         for spoil in spoil {
             let mut bad = same.clone();
-            spoil(bad.difference.as_mut().unwrap());
+            spoil(bad.delta.as_mut().unwrap());
             let said = bad.check().unwrap_err();
             assert!(said.contains("cannot be a difference"), "{said}");
         }
         let mut long = same.clone();
         for _ in 0..CHAIN_MAX {
             let mut next = same.clone();
-            next.difference.as_mut().unwrap().base = long;
+            next.delta.as_mut().unwrap().base = long;
             long = next;
         }
         assert!(long.check().unwrap_err().contains("64 differences"));

@@ -48,7 +48,7 @@ pub(crate) async fn in_place(
     let Some(root) = store.local_root() else {
         return Ok(None);
     };
-    if files.iter().any(|a| a.difference.is_some()) {
+    if files.iter().any(|a| a.delta.is_some()) {
         return Ok(None);
     }
     let home = |a: &Artifact| a.key.path().strip_suffix(&a.name).map(str::to_owned);
@@ -191,7 +191,7 @@ async fn download(
     cache: &Path,
 ) -> Result<()> {
     for (name, artifact) in files {
-        let near = match artifact.difference.is_some() {
+        let near = match artifact.delta.is_some() {
             true => Near::find(cache, artifact, 1).await,
             false => None,
         };

@@ -132,7 +132,7 @@ impl Inputs {
     pub async fn adopt(&self, prefix: &str, artifacts: &[Artifact], folder: &Path) -> Result<()> {
         let under = format!("{}/", prefix.trim_end_matches('/'));
         let files: Vec<&Artifact> = artifacts.iter().collect();
-        let is_whole = files.iter().all(|a| a.difference.is_none());
+        let is_whole = files.iter().all(|a| a.delta.is_none());
         match self.store.local_root().is_some() && is_whole {
             true => Ok(()),
             false => folder::adopt(&files, &under, self.cache(), folder).await,

@@ -31,7 +31,7 @@ mod store;
 mod upload;
 mod verify;
 
-pub use artifact::{Artifact, CHAIN_MAX, CHUNK_BYTES, Difference, Digest, Frame};
+pub use artifact::{Artifact, CHAIN_MAX, CHUNK_BYTES, Delta, Digest, Frame};
 pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart, MachineFacts};
 pub use error::{Error, Result, Verdict};
 pub use expire::Expired;

@@ -128,7 +128,7 @@ impl Manifest {
     fn version_of(outputs: &[Artifact], maker: &AttemptId) -> u32 {
         let is_other =
             |a: &Artifact| matches!(&a.key, Key::File { attempt, .. } if attempt != maker);
-        if outputs.iter().any(|a| a.difference.is_some()) {
+        if outputs.iter().any(|a| a.delta.is_some()) {
             return Self::OF_DIFFERENCES;
         }
         match outputs.iter().any(is_other) {
@@ -237,7 +237,7 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for artifact in &self.outputs {
             artifact.check()?;
-            if artifact.difference.is_some() && self.version < Self::OF_DIFFERENCES {
+            if artifact.delta.is_some() && self.version < Self::OF_DIFFERENCES {
                 let (name, version) = (&artifact.name, self.version);
                 return Err(format!(
                     "artifact `{name}` is a difference, which version {version} has not"
@@ -523,7 +523,7 @@ mod tests {
             size: 2,
             digest: Digest::of(b"{}"),
             chunk_digests: vec![Digest::of(b"{}")],
-            difference: None,
+            delta: None,
         };
         Manifest {
             version: Manifest::VERSION,

@@ -44,15 +44,17 @@ impl Near {
             if std::fs::metadata(&path).ok()?.len() != of.size {
                 return None;
             }
-            let lock = hold(cache, &id).ok()?;
-            let first = of.chunk_digests.get(..1)?;
+            // Others are not marked as used.
             let file = File::open(&path).ok()?;
-            holds(&file, first).then(|| Self {
+            if !holds(&file, of.chunk_digests.get(..1)?) {
+                return None;
+            }
+            Some(Self {
                 path,
                 link: *link,
                 size: of.size,
                 chunk_digests: of.chunk_digests.clone(),
-                _lock: lock,
+                _lock: hold(cache, &id).ok()?,
             })
         })
     }

@@ -154,7 +154,7 @@ impl Outputs {
         let _ = tokio::fs::remove_file(&frames).await;
         if let Some(artifact) = self.artifacts.get_mut(name) {
             (artifact.size, artifact.digest, artifact.chunk_digests) = digests;
-            artifact.difference = Some(Box::new(difference));
+            artifact.delta = Some(Box::new(difference));
         }
         Ok(&self.artifacts[name])
     }
@@ -340,7 +340,7 @@ impl<'a> OutputWriter<'a> {
             size,
             digest,
             chunk_digests,
-            difference: None,
+            delta: None,
         };
         self.outputs.artifacts.entry(self.name).or_insert(artifact)
     }

@@ -153,7 +153,10 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
         &["verify", RUN][..],
         &["export", RUN, "--iteration", "8", "--to", &to],
     ] {
-        let refused = finish(ask(words, killed.path()));
+        let mut command = ask(words, killed.path());
+        // What was exported above is on this machine.
+        command.env("AGENTGYM_CACHE", killed.path().join("cache"));
+        let refused = finish(command);
         let text = [refused.stdout, refused.stderr].concat();
         let text = String::from_utf8_lossy(&text);
         assert!(!refused.status.success() && text.contains(&base), "{text}");

@@ -39,7 +39,7 @@ struct Output {
     size: u64,
     digest: String,
     chunk_digests: Vec<String>,
-    difference: Option<Object>,
+    delta: Option<Object>,
 }
 
 #[derive(JsonSchema)]
