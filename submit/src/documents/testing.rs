@@ -39,6 +39,7 @@ struct Output {
     size: u64,
     digest: String,
     chunk_digests: Vec<String>,
+    #[schemars(skip_serializing_if = "Option::is_none")]
     delta: Option<Object>,
 }
 
