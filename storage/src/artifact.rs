@@ -209,8 +209,26 @@ impl Artifact {
 
     /// The verified bytes of a chunk of an artifact that is stored whole.
     pub(crate) async fn chunk_of_whole(&self, store: &Store, index: usize) -> Result<Bytes> {
-        let Range { start: begin, end } = chunk_range(self.size, index);
-        let (size, content) = match store.get_range(&self.key, begin..end).await {
+        let range = chunk_range(self.size, index);
+        let place = if self.chunks() > 1 {
+            format!(" in bytes {} to {}", range.start, range.end)
+        } else {
+            String::new()
+        };
+        let expected = self.chunk_digests[index];
+        self.part(store, range, expected, &place).await
+    }
+
+    /// Bytes of its object that have this digest.
+    pub(crate) async fn part(
+        &self,
+        store: &Store,
+        range: Range<u64>,
+        expected: Digest,
+        place: &str,
+    ) -> Result<Bytes> {
+        let (bytes, whole) = (range.end - range.start, self.stored_size());
+        let (size, content) = match store.get_range(&self.key, range).await {
             Ok(found) => found,
             // Stores report a range beyond the end of a truncated object in different ways; the
             // object's size is unambiguous.
@@ -219,22 +237,14 @@ impl Artifact {
                 return Err(e);
             }
         };
-        if size != self.size || content.len() as u64 != end - begin {
-            return Err(self.damaged(format!("{} bytes", self.size), format!("{size} bytes")));
+        if size != whole || content.len() as u64 != bytes {
+            return Err(self.damaged(format!("{whole} bytes"), format!("{size} bytes")));
         }
         let found = hash(&content).await;
-        if found == self.chunk_digests[index] {
+        if found == expected {
             return Ok(content);
         }
-        let place = if self.chunks() > 1 {
-            format!(" in bytes {begin} to {end}")
-        } else {
-            String::new()
-        };
-        Err(self.damaged(
-            format!("{}{place}", self.chunk_digests[index]),
-            found.to_string(),
-        ))
+        Err(self.damaged(format!("{expected}{place}"), found.to_string()))
     }
 
     /// Fails if the object is missing or has another size.

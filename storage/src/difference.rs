@@ -65,8 +65,10 @@ impl Artifact {
             let Some(difference) = &link.delta else {
                 continue;
             };
-            let frame = link.frame(store, difference, index).await?;
-            let width = difference.width;
+            let (range, width) = (difference.place(index), difference.width);
+            let digest = difference.frames[index].digest;
+            let place = format!(" in the difference of chunk {index}");
+            let frame = link.part(store, range, digest, &place).await?;
             let added = tokio::task::spawn_blocking(move || decode(&frame, &content, width));
             let added = added
                 .await
@@ -81,34 +83,6 @@ impl Artifact {
         }
         Ok(content)
     }
-
-    /// The verified frame of a chunk.
-    async fn frame(&self, store: &Store, of: &Delta, index: usize) -> Result<Bytes> {
-        let range = of.place(index);
-        let bytes = range.end - range.start;
-        let (size, content) = match store.get_range(&self.key, range).await {
-            Ok(found) => found,
-            Err(e) => {
-                self.check_size_once(store).await?;
-                return Err(e);
-            }
-        };
-        let expected = self.stored_size();
-        if size != expected || content.len() as u64 != bytes {
-            return Err(self.damaged(format!("{expected} bytes"), format!("{size} bytes")));
-        }
-        let found = hash(&content).await;
-        match found == of.frames[index].digest {
-            true => Ok(content),
-            false => Err(self.damaged(
-                format!(
-                    "{} in the difference of chunk {index}",
-                    of.frames[index].digest
-                ),
-                found.to_string(),
-            )),
-        }
-    }
 }
 
 /// A difference that takes more than so many tenths of the bytes is not worth reading two objects.
@@ -118,7 +92,8 @@ const WORTH_TENTHS: usize = 8;
 pub(crate) async fn compare(
     store: &Store,
     path: &Path,
-    (base, width): (&Artifact, usize),
+    base: &Artifact,
+    width: usize,
     near: Option<&Near>,
     to: &Path,
 ) -> Result<Option<((u64, Digest, Vec<Digest>), Delta)>> {
@@ -138,7 +113,11 @@ pub(crate) async fn compare(
             let compared = tokio::task::spawn_blocking(move || {
                 let own = read_part(&path, range)?;
                 let frame = encode(&own, &old, width)?;
-                Ok((Bytes::from(own), frame))
+                let of = Frame {
+                    size: frame.len() as u64,
+                    digest: Digest::of(&frame),
+                };
+                Ok((Bytes::from(own), frame, of))
             });
             let compared = compared
                 .await
@@ -146,16 +125,13 @@ pub(crate) async fn compare(
             compared.map_err(unwritten)
         })
         .buffered(CHUNKS_AT_ONCE);
-    while let Some((own, frame)) = chunks.try_next().await? {
+    while let Some((own, frame, of)) = chunks.try_next().await? {
         (read, written) = (read + own.len(), written + frame.len());
         if written > read / 10 * WORTH_TENTHS {
             return Ok(None);
         }
         digesting = digesting.update(own).await;
-        difference.frames.push(Frame {
-            size: frame.len() as u64,
-            digest: Digest::of(&frame),
-        });
+        difference.frames.push(of);
         file.write_all(&frame).await.map_err(unwritten)?;
     }
     file.flush().await.map_err(unwritten)?;
@@ -291,8 +267,7 @@ mod tests {
         match from {
             None => outputs.file(NAME, "policy", &path).await,
             Some((base, inputs)) => {
-                let names = (NAME, "policy");
-                outputs.differing(names, &path, (base, 2), inputs).await
+                (outputs.differing(NAME, "policy", &path, base, 2, inputs)).await
             }
         }
         .unwrap()

@@ -161,27 +161,19 @@ pub(crate) async fn adopt(
     under: &str,
     (cache, bytes_max): (&Path, u64),
     from: &Path,
-) -> Result<()> {
+) {
     let (files, id) = content_of(files, under);
     let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
     let (cache, from) = (cache.to_owned(), from.to_owned());
-    blocking(move || {
-        let moved = std::fs::create_dir_all(&cache)
-            .map_err(|e| Error::local("make the folder", &cache, e))
-            .and_then(|()| hold(&cache, &id))
-            .and_then(|lock| evict(&cache, &id, incoming, bytes_max).map(|()| lock))
-            .and_then(|lock| {
-                let to = cache.join(&id);
-                let renamed = std::fs::rename(&from, &to);
-                renamed.map_err(|e| Error::local("move", &from, e))?;
-                Ok(lock)
-            });
-        if let Err(e) = moved {
-            tracing::debug!("it is not kept for later readers: {e}");
-        }
-        Ok(())
-    })
-    .await
+    let moved = blocking(move || {
+        std::fs::create_dir_all(&cache).map_err(|e| Error::local("make the folder", &cache, e))?;
+        let _lock = hold(&cache, &id)?;
+        evict(&cache, &id, incoming, bytes_max)?;
+        std::fs::rename(&from, cache.join(&id)).map_err(|e| Error::local("move", &from, e))
+    });
+    if let Err(e) = moved.await {
+        tracing::debug!("it is not kept for later readers: {e}");
+    }
 }
 
 async fn download(

@@ -125,17 +125,13 @@ impl Inputs {
     }
 
     /// Moves a local folder into the cache that has just been written as `artifacts` under `prefix/`, so
-    /// that nobody on this machine downloads it. Nothing depends on it.
-    ///
-    /// # Errors
-    /// None but of the runtime.
-    pub async fn adopt(&self, prefix: &str, artifacts: &[Artifact], folder: &Path) -> Result<()> {
+    /// that nobody who shares the cache downloads it. Nothing depends on it.
+    pub async fn adopt(&self, prefix: &str, artifacts: &[Artifact], folder: &Path) {
         let under = format!("{}/", prefix.trim_end_matches('/'));
         let files: Vec<&Artifact> = artifacts.iter().collect();
         let is_whole = files.iter().all(|a| a.delta.is_none());
-        match self.store.local_root().is_some() && is_whole {
-            true => Ok(()),
-            false => folder::adopt(&files, &under, self.cache(), folder).await,
+        if self.store.local_root().is_none() || !is_whole {
+            folder::adopt(&files, &under, self.cache(), folder).await;
         }
     }
 

@@ -124,25 +124,27 @@ impl Outputs {
         self.file(name, kind, path).await
     }
 
-    /// [`Outputs::file`] for a file of numbers of so many bytes, of which many are those of `base`, an
+    /// [`Outputs::file`] for a file of numbers that have `width` bytes, of which many are those of `base`, an
     /// artifact of `inputs`: where that is smaller, the difference is stored.
     ///
     /// # Errors
     /// As [`Outputs::file`]; also those of reading `base`.
     pub async fn differing(
         &mut self,
-        (name, kind): (&str, &str),
+        name: &str,
+        kind: &str,
         path: &Path,
-        (base, width): (&Artifact, usize),
+        base: &Artifact,
+        width: usize,
         inputs: &Inputs,
     ) -> Result<&Artifact> {
-        let unwritten = |e| Error::local("write", path, e);
-        let size = tokio::fs::metadata(path).await.map_err(unwritten)?.len();
+        let size = tokio::fs::metadata(path).await;
+        let size = size.map_err(|e| Error::local("read", path, e))?.len();
         let frames = path.with_extension("difference");
         let made = match size == base.size && size > 0 {
             true => {
                 let near = inputs.near(base).await;
-                compare(&self.store, path, (base, width), near.as_ref(), &frames).await?
+                compare(&self.store, path, base, width, near.as_ref(), &frames).await?
             }
             false => None,
         };

@@ -16,7 +16,7 @@ use crate::text::quoted;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::keys::KEYS;
-use agentgym_jobs::config::{Pipeline, PolicyDtype, ResolvedConfig};
+use agentgym_jobs::config::{Pipeline, ResolvedConfig, SaveDtype};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -323,8 +323,8 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
     // A fresh optimizer helps only if nothing else was removed.
     let Some(key) = removed.iter().find(|key| !is_optimizer(key)) else {
         let rounded = match parent.plan.config.actor_rollout_ref.model.dtype {
-            PolicyDtype::F32 => "",
-            PolicyDtype::Bf16 => " on the policy's bf16 numbers, since the f32 ones went with it",
+            SaveDtype::F32 => "",
+            SaveDtype::Bf16 => " on the policy's bf16 numbers, since the f32 ones went with it",
         };
         return Ok(Error::Missing(format!(
             "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a \

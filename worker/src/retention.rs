@@ -7,8 +7,9 @@ use crate::run_state::RunState;
 use crate::stages::expire::{examined, retained};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
+use agentgym_jobs::plan::Plan;
 use agentgym_record::metrics::Metrics;
-use agentgym_storage::{Manifest, Store};
+use agentgym_storage::{Key, Manifest, Store};
 use std::collections::BTreeSet;
 
 /// Applies the retention rules after the update of iteration `latest`.
@@ -20,22 +21,18 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let evaluated = evaluated(store, state, latest).await?;
     let mut manifests = Vec::new();
     let plan = std::sync::Arc::clone(&state.plan);
-    // Those that stay are read from those that they differ from.
-    let stay = (0..=latest).filter(|&iteration| {
-        let unknown = evaluated.unknown.contains(&iteration);
-        retained(&plan, iteration, "policy/", latest, evaluated.best, unknown)
-    });
-    let iterations: BTreeSet<u32> = examined(&plan, latest).chain(stay).collect();
-    for iteration in iterations {
+    for iteration in examined(&plan, latest) {
         let last = policy_of(&state.plan, iteration);
-        // In a supervised stage of several parts each part has a policy.
-        let makers = (0..=last.part).map(|part| PartId { part, ..last });
         let parts = state.parts(iteration).into_iter().map(|part| part.id);
         let gradients: Vec<PartId> = parts.filter(|id| id.stage == Stage::Gradient).collect();
         let critic = critic_of(&state.plan, iteration);
         // Where a warm start begins, if it does not begin there.
         let init = (iteration == 0 && last != BASE_PART).then_some(BASE_PART);
-        for maker in makers.chain(critic).chain(gradients).chain(init) {
+        for maker in makers(&plan, iteration)
+            .chain(critic)
+            .chain(gradients)
+            .chain(init)
+        {
             if let Some(manifest) = state.manifest(maker).await? {
                 manifests.push((*manifest).clone());
             }
@@ -44,7 +41,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let pending: Vec<u32> = manifests
         .iter()
         .map(|m| m.iteration)
-        .filter(|n| evaluation_pending(state, *n) || evaluated.unknown.contains(n))
+        .filter(|n| evaluation_pending(state, *n))
         .collect();
     let init_is_read = init_is_read(state);
     let keep = |manifest: &Manifest, name: &str| {
@@ -69,13 +66,49 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
             name,
             latest,
             evaluated.best,
-            pending.contains(&manifest.iteration),
+            pending.contains(&manifest.iteration)
+                || evaluated.unknown.contains(&manifest.iteration),
         )
     };
+    // A policy that stays may be read from ones that do not, which are older.
+    let outputs = manifests
+        .iter()
+        .flat_map(|m| m.outputs.iter().map(move |a| (m, a)));
+    let surplus = outputs.filter(|(m, a)| !keep(m, &a.name));
+    let oldest = surplus
+        .flat_map(|(_, a)| a.keys())
+        .filter_map(|key| match key {
+            Key::File { slot, .. } => Some(slot.iteration),
+            _ => None,
+        });
+    let oldest = oldest.min().unwrap_or(latest);
+    let looked_at: BTreeSet<u32> = examined(&plan, latest).collect();
+    for iteration in (oldest..=latest).filter(|n| !looked_at.contains(n)) {
+        let unknown = evaluated.unknown.contains(&iteration);
+        if !retained(&plan, iteration, "policy/", latest, evaluated.best, unknown) {
+            continue;
+        }
+        for maker in makers(&plan, iteration) {
+            if let Some(manifest) = state.manifest(maker).await? {
+                // What does not stay was named at its time.
+                let outputs = manifest.outputs.iter().filter(|a| keep(&manifest, &a.name));
+                manifests.push(Manifest {
+                    outputs: outputs.cloned().collect(),
+                    ..(*manifest).clone()
+                });
+            }
+        }
+    }
     store
         .expire(&state.plan.run, latest, |m, a| keep(m, &a.name), &manifests)
         .await?;
     Ok(())
+}
+
+/// The parts of an iteration that make policies: in a supervised stage of several parts each does.
+fn makers(plan: &Plan, iteration: u32) -> impl Iterator<Item = PartId> + use<> {
+    let last = policy_of(plan, iteration);
+    (0..=last.part).map(move |part| PartId { part, ..last })
 }
 
 /// Whether some part reads the policy that the run begins with, or may yet do so.

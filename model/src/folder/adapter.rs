@@ -11,8 +11,6 @@
 use crate::folder::names::ADAPTER_CONFIG;
 use crate::folder::names::FACTOR_A;
 use crate::folder::names::FACTOR_B;
-use crate::folder::tensor_file::TensorFile;
-use crate::folder::weights::read_tensors;
 use crate::kernels::matmul::{View, matmul};
 use crate::tiny_words::Choices;
 use crate::{Error, ModelConfig, Parameter, Result, Weights, parameter_shapes};
@@ -171,24 +169,17 @@ impl Adapter {
     /// base is refused with the tensor named.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
         let (options, base_name) = read_config(dir)?;
-        let path = dir.join(WEIGHTS);
-        let (mut shapes, mut parameters) = (options.shapes(config), BTreeMap::new());
-        let source = "adapter_config.json on this base";
-        let mut take = |name, parameter| drop(parameters.insert(name, parameter));
-        let mut file = TensorFile::open(&path)?;
-        read_tensors(&mut file, &mut shapes, source, &|_| false, &mut take)?;
-        match shapes.into_keys().next() {
-            None => Ok(Adapter {
-                options,
-                base_name,
-                weights: Weights::new(parameters),
-            }),
-            Some(tensor) => Err(Error::Tensor {
-                path,
-                tensor,
-                message: "is missing; the adapter does not belong to this base".to_owned(),
-            }),
-        }
+        let weights = Weights::load_one(
+            dir.join(WEIGHTS),
+            options.shapes(config),
+            "adapter_config.json on this base",
+            "is missing; the adapter does not belong to this base",
+        )?;
+        Ok(Adapter {
+            options,
+            base_name,
+            weights,
+        })
     }
 
     /// Writes `adapter_config.json` and `adapter_model.safetensors` as PEFT reads

@@ -154,17 +154,19 @@ impl Weights {
         Ok(Weights { parameters, dtype })
     }
 
-    /// Reads the file that [`Weights::save_in_one`] wrote of parameters of these shapes.
+    /// Reads one file of parameters of these shapes, which `source` gives; `missing` is said of one that
+    /// the file lacks.
     pub(crate) fn load_one(
         path: PathBuf,
         mut shapes: BTreeMap<String, Vec<usize>>,
+        source: &str,
+        missing: &str,
     ) -> Result<Self> {
         let mut parameters = BTreeMap::new();
         let mut take = |name, parameter| drop(parameters.insert(name, parameter));
         let mut file = TensorFile::open(&path)?;
-        let source = "policy";
         read_tensors(&mut file, &mut shapes, source, &|_| false, &mut take)?;
-        all_read(path, shapes)?;
+        all_read(path, shapes, missing)?;
         Ok(Self::new(parameters))
     }
 
@@ -195,7 +197,7 @@ impl Weights {
             read_tensors(file, &mut shapes, "config.json", &skip, take)?;
         }
         let last = files.last().map(|file| file.path().to_owned());
-        all_read(last.unwrap_or_else(|| dir.to_owned()), shapes)?;
+        all_read(last.unwrap_or_else(|| dir.to_owned()), shapes, "is missing")?;
         Ok(match files.iter().all(TensorFile::is_in_bf16) {
             true => Dtype::Bf16,
             false => Dtype::F32,
@@ -219,13 +221,13 @@ impl Weights {
 }
 
 /// Refuses a file, the last one of a model, where parameters are left that no file holds.
-fn all_read(path: PathBuf, left: BTreeMap<String, Vec<usize>>) -> Result<()> {
+fn all_read(path: PathBuf, left: BTreeMap<String, Vec<usize>>, missing: &str) -> Result<()> {
     match left.into_keys().next() {
         None => Ok(()),
         Some(tensor) => Err(Error::Tensor {
             path,
             tensor,
-            message: "is missing".to_owned(),
+            message: missing.to_owned(),
         }),
     }
 }

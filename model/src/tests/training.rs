@@ -175,7 +175,7 @@ fn a_policy_in_bf16_has_the_nearest_numbers_of_what_training_changes() {
     whole.save_optimizer(&state).unwrap();
     let model = whole.model().unwrap();
     let file = state.join("master.safetensors");
-    let master = Weights::load_one(file, model.trained_shapes()).unwrap();
+    let master = Weights::load_one(file, model.trained_shapes(), "policy", "is missing").unwrap();
     assert!(master.rounded(&options).unwrap() == *model.weights());
     assert!(master != model.weights().clone().in_f32());
     // Neither another dtype nor a state without the numbers is taken.

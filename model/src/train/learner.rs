@@ -41,7 +41,7 @@ impl Learner {
         let state = AdamWState::new(model.trained_shapes());
         let own = model.trained_weights().clone();
         let master = (own.dtype() == Dtype::Bf16).then(|| own.in_f32());
-        Self::of(model, options, (state, master))
+        Self::of(model, options, state, master)
     }
 
     /// Resumes from the state that [`Learner::save_state`] wrote into `dir`.
@@ -49,7 +49,12 @@ impl Learner {
         let state = AdamWState::load(dir, model.trained_shapes())?;
         let file = dir.join(format!("{MASTER}.safetensors"));
         let master = match (model.trained_weights().dtype(), file.exists()) {
-            (Dtype::Bf16, _) => Some(Weights::load_one(file, model.trained_shapes())?),
+            (Dtype::Bf16, _) => Some(Weights::load_one(
+                file,
+                model.trained_shapes(),
+                "policy",
+                "is missing",
+            )?),
             (Dtype::F32, false) => None,
             (Dtype::F32, true) => {
                 return Err(Error::Unsupported {
@@ -59,10 +64,10 @@ impl Learner {
                 });
             }
         };
-        Ok(Self::of(model, options, (state, master)))
+        Ok(Self::of(model, options, state, master))
     }
 
-    fn of(model: Policy, options: AdamW, (state, master): (AdamWState, Option<Weights>)) -> Self {
+    fn of(model: Policy, options: AdamW, state: AdamWState, master: Option<Weights>) -> Self {
         Learner {
             model,
             options,
@@ -195,16 +200,19 @@ impl Learner {
     pub(crate) fn save_state(&self, dir: &Path) -> Result<()> {
         self.check()?;
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        let mut master = self.master.clone();
         match &self.on_gpu {
             Some(trained) => {
                 let state = self.state.with_moments(|name| trained.moments(name))?;
                 state.save(dir)?;
-                let of_gpu = |master: &mut Weights| trained.masters(master);
-                master.as_mut().map_or(Ok(()), of_gpu)?;
             }
             None => self.state.save(dir)?,
         }
-        master.map_or(Ok(()), |master| master.save_in_one(dir, MASTER))
+        let Some(mut master) = self.master.clone() else {
+            return Ok(());
+        };
+        if let Some(trained) = &self.on_gpu {
+            trained.masters(&mut master)?;
+        }
+        master.save_in_one(dir, MASTER)
     }
 }

@@ -8,7 +8,7 @@ use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{evaluated_sequences, narrow, sequences};
 use crate::text::{bytes, count};
-use agentgym_jobs::config::{Pipeline, PolicyDtype};
+use agentgym_jobs::config::{Pipeline, SaveDtype};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Dtype;
@@ -318,7 +318,7 @@ impl Work<'_> {
             pieces,
             steps,
             checkpointed: model.enable_gradient_checkpointing,
-            is_rounded: model.dtype == PolicyDtype::Bf16 && m.adapter_rank.is_none(),
+            is_rounded: model.dtype == SaveDtype::Bf16 && m.adapter_rank.is_none(),
         }
     }
 

@@ -136,7 +136,7 @@ mod tests {
     fn model(path: &str, lora_rank: i64) -> Model {
         Model {
             path: path.to_owned(),
-            dtype: agentgym_jobs::config::PolicyDtype::F32,
+            dtype: agentgym_jobs::config::SaveDtype::F32,
             lora_rank,
             lora_alpha: 16.0,
             template_date: None,

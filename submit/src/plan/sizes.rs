@@ -3,7 +3,7 @@
 //! formula next to it.
 
 use crate::plan::model_size::ModelSize;
-use agentgym_jobs::config::{EvaluationSet, Pipeline, PolicyDtype};
+use agentgym_jobs::config::{EvaluationSet, Pipeline, SaveDtype};
 use agentgym_jobs::plan::Plan;
 
 /// Bytes per token over all records of an iteration: id, mask, sampled log-prob and entropy in
@@ -37,8 +37,8 @@ impl Sizes {
     /// Sizes for a plan and its model.
     pub(crate) fn new(plan: &Plan, model: &ModelSize) -> Self {
         let numbers = match plan.config.actor_rollout_ref.model.dtype {
-            PolicyDtype::F32 => F32,
-            PolicyDtype::Bf16 => 2,
+            SaveDtype::F32 => F32,
+            SaveDtype::Bf16 => 2,
         };
         let weights = model.parameters * numbers;
         // The f32 numbers behind a policy in bf16 lie with the optimizer's state; adapters are f32.

@@ -17,7 +17,7 @@ use crate::offered_tools::{offering, template_settings};
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
-use agentgym_jobs::config::{History, PolicyDtype};
+use agentgym_jobs::config::{History, SaveDtype};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey, head};
 use agentgym_model::{
@@ -158,8 +158,8 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
         move || {
             let policy = initial(&plan, &device)?.with_settings(&template_settings(&plan))?;
             let policy = match plan.config.actor_rollout_ref.model.dtype {
-                PolicyDtype::F32 => policy,
-                PolicyDtype::Bf16 => policy.rounded(&ComputeOptions::default())?,
+                SaveDtype::F32 => policy,
+                SaveDtype::Bf16 => policy.rounded(&ComputeOptions::default())?,
             };
             let adapted = match adapter(&plan, &policy)? {
                 None => None,

@@ -7,7 +7,6 @@ pub(super) mod units;
 use crate::memory;
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
-use agentgym_jobs::config::PolicyDtype;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
@@ -141,7 +140,8 @@ pub(super) async fn upload(
             .artifacts(super::artifacts::base_of(context, POLICY))?;
         upload_adapter(policies, outputs, base, &context.scratch, policy).await?;
     } else {
-        let files = upload_policy_near(context, outputs).await?;
+        let width = policy.weights().dtype().bytes();
+        let files = upload_policy_near(context, outputs, width).await?;
         policies.insert(&files, policy).await;
     }
     outputs
@@ -168,11 +168,12 @@ pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Resul
     upload_model(outputs, POLICY, folder).await
 }
 
-/// [`upload_policy`] of the attempt's own, as its difference from the input policy where the run asks for
-/// that; the folder stays on this machine.
+/// [`upload_policy`] of the attempt's own, whose numbers have so many bytes, as its difference from the
+/// input policy where the run asks for that. The folder stays in this process's cache.
 async fn upload_policy_near(
     context: &StageContext,
     outputs: &mut Outputs,
+    width: usize,
 ) -> Result<Vec<Artifact>> {
     let folder = context.scratch.join(POLICY);
     let rhythm = context.plan.config.trainer.full_policy_freq as usize;
@@ -182,27 +183,19 @@ async fn upload_policy_near(
         let is_near = name.ends_with(".safetensors") && base.links().count() < rhythm;
         is_near.then_some(base)
     };
-    if rhythm == 1 {
-        let files = upload_policy(outputs, &folder).await?;
-        context.inputs.adopt(POLICY, &files, &folder).await?;
-        return Ok(files);
-    }
-    let width = match context.plan.config.actor_rollout_ref.model.dtype {
-        PolicyDtype::F32 => 4,
-        PolicyDtype::Bf16 => 2,
-    };
     let mut files = Vec::new();
     for (name, path) in names_in(&folder, POLICY).await? {
         let written = match base(&name) {
             Some(base) => {
-                let base = (base, width);
-                (outputs.differing((&name, POLICY), &path, base, &context.inputs)).await?
+                (outputs.differing(&name, POLICY, &path, base, width, &context.inputs)).await?
             }
-            None => outputs.file(&name, POLICY, &path).await?,
+            // Taken over, it would be missing in the folder that stays.
+            None if rhythm > 1 => outputs.file(&name, POLICY, &path).await?,
+            None => outputs.take(&name, POLICY, &path).await?,
         };
         files.push(written.clone());
     }
-    context.inputs.adopt(POLICY, &files, &folder).await?;
+    context.inputs.adopt(POLICY, &files, &folder).await;
     Ok(files)
 }
 

@@ -1,6 +1,7 @@
 //! The policy: its model, how it is trained, how it plays, and the environments.
 
 use super::data::Files;
+use super::evaluation::SaveDtype;
 use super::spelled::Spelled;
 use agentgym_algorithms::{Aggregation, KlEstimator, LearningRateStyle, PolicyLoss};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ pub struct ActorRolloutRef {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     pub path: String,
-    pub dtype: PolicyDtype,
+    pub dtype: SaveDtype,
     pub template_date: Option<String>,
     pub template_variables: Map<String, Value>,
     pub lora_rank: i64,
@@ -28,14 +29,6 @@ pub struct Model {
     pub target_modules: Files,
     pub lora_adapter_path: Option<String>,
     pub enable_gradient_checkpointing: bool,
-}
-
-/// In which the policy is committed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyDtype {
-    F32,
-    Bf16,
 }
 
 impl Model {

@@ -60,8 +60,7 @@ impl Evaluation {
     }
 }
 
-/// The number format of weights in folders that are written for people; the run's own artifacts are
-/// always f32.
+/// The number format of a policy's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SaveDtype {
