@@ -295,6 +295,10 @@ async fn a_worker_sick_in_other_ways_stops_nobody() {
     sick(|_| Manner::Ends, "").await;
 }
 
+/// A worker is heard of at least this often: [`agentgym_queue::PRESENCE_EVERY`], and some time for
+/// a machine that is busy.
+const HEARD_WITHIN: Duration = Duration::from_secs(25);
+
 /// The other worker ends the run, and `status` names the sick one, with cause and cure.
 async fn sick(manner: impl FnOnce(String) -> Manner, cure: &str) {
     let folder = TempDir::new().unwrap();
@@ -323,6 +327,9 @@ async fn sick(manner: impl FnOnce(String) -> Manner, cure: &str) {
     }
     proxy.set(manner(fleet.s3.address()));
     proxy.cut();
+    let url = fleet.redis.url();
+    let queue = agentgym_queue::Queue::open(&url, Default::default());
+    let queue = queue.await.unwrap();
     while !follower.has_ended() {
         let said = std::fs::read_to_string(&log).unwrap();
         assert!(
@@ -333,11 +340,9 @@ async fn sick(manner: impl FnOnce(String) -> Manner, cure: &str) {
     }
     assert_eq!(fleet.digest(), undisturbed());
     nothing_finished_was_redone(&store).await;
-    let url = fleet.redis.url();
-    let queue = agentgym_queue::Queue::open(&url, Default::default());
-    let queue = queue.await.unwrap();
     let told = loop {
-        let told = queue.in_trouble().await.unwrap();
+        // A worker whose store fails it is not silent.
+        let told = queue.in_trouble_or_silent(HEARD_WITHIN).await.unwrap();
         if !told.is_empty() {
             break told;
         }

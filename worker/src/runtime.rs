@@ -167,6 +167,7 @@ pub async fn run_worker(
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let minder = tokio::spawn(Arc::clone(&worker).mind_health());
+    let herald = tokio::spawn(Arc::clone(&worker).tell_fleet());
     let handler = {
         let worker = Arc::clone(&worker);
         move |job: Job| {
@@ -181,6 +182,7 @@ pub async fn run_worker(
     planner.abort();
     prefetch.abort();
     minder.abort();
+    herald.abort();
     worker.say_goodbye().await;
     worker.resources.environments.stop().await;
     let lost = held(&worker.lost).take();

@@ -63,20 +63,11 @@ impl Worker {
         }
     }
 
-    /// Says that this worker is alive, reports its trouble to the fleet, and finds out when it is
-    /// over.
+    /// Finds out when this worker's trouble is over.
     pub(super) async fn mind_health(self: Arc<Self>) {
         let (store, queue) = (&self.options.store, &self.options.queue);
         let name = &self.options.name;
-        let mut reported: Option<Instant> = None;
-        let mut present: Option<Instant> = None;
         loop {
-            if present.is_none_or(|at| at.elapsed() >= PRESENCE_EVERY) {
-                present = Some(Instant::now());
-                // A queue that refuses it is noticed elsewhere.
-                let noting = async { Ok(queue.note_presence(name, true).await?) };
-                let _ = panics::caught(noting).await;
-            }
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
@@ -89,13 +80,31 @@ impl Worker {
                     Err(e) => self.in_trouble(None, e).await,
                 }
             }
+        }
+    }
+
+    /// Says to the fleet that this worker is alive, and what its trouble is. Beside
+    /// [`Self::mind_health`], whose question to a store that hangs takes longer than a worker may
+    /// be silent.
+    pub(super) async fn tell_fleet(self: Arc<Self>) {
+        let (queue, name) = (&self.options.queue, &self.options.name);
+        let mut reported: Option<Instant> = None;
+        let mut present: Option<Instant> = None;
+        loop {
+            if present.is_none_or(|at| at.elapsed() >= PRESENCE_EVERY) {
+                present = Some(Instant::now());
+                // A queue that refuses it is noticed elsewhere.
+                let noting = async { Ok(queue.note_presence(name, true).await?) };
+                let _ = panics::caught(noting).await;
+            }
+            tokio::time::sleep(LOOK_EVERY / 5).await;
             let trouble = self.health.trouble();
             match (&trouble, reported) {
                 (Some(_), Some(at)) if at.elapsed() < REPORT_EVERY => continue,
                 (None, None) => continue,
                 (now, _) => reported = now.as_ref().map(|_| Instant::now()),
             }
-            // A panic here would leave this worker paused for good.
+            // A panic here would leave this worker unheard for good.
             let reporting = panics::caught(async {
                 match &trouble {
                     Some(trouble) => queue.report_trouble(name, trouble).await?,
