@@ -12,7 +12,7 @@ pub fn process_name() -> String {
 }
 
 /// True if `holder` names a process of this machine that no longer runs.
-pub(crate) fn is_gone(holder: &str) -> bool {
+pub fn is_gone(holder: &str) -> bool {
     let mut fields = holder.split(':');
     let (Some(name), Some(pid), Some(start)) = (fields.next(), fields.next(), fields.next()) else {
         return false;

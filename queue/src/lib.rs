@@ -28,7 +28,7 @@ mod work;
 pub use driver::{BOARD_RANKS, Driver, Started, Worker};
 pub use error::{Error, Result, Source};
 pub use gate::Gate;
-pub use holder::process_name;
+pub use holder::{is_gone, process_name};
 pub use job::{Enqueued, Handled, Job};
 pub use options::QueueOptions;
 pub use queue::{Claim, ClaimGuard, Queue};

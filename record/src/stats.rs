@@ -17,6 +17,8 @@ pub struct Stats {
     pub got_bytes: Option<u64>,
     pub got_ahead_bytes: Option<u64>,
     pub peak_memory_bytes: Option<u64>,
+    pub updates_made_again: Option<u64>,
+    pub put_after_bytes: Option<u64>,
     pub parameters: Option<u64>,
     pub adapter_parameters: Option<u64>,
     pub sampled_tokens: Option<u64>,
@@ -125,6 +127,7 @@ mod tests {
     fn stats_keep_their_names() {
         let counted = r#"
             parameters adapter_parameters peak_memory_bytes put_bytes got_bytes got_ahead_bytes sampled_tokens
+            updates_made_again put_after_bytes
             scored_tokens trained_tokens prompt_tokens_shared chat_answers chat_answers_uncounted chat_tokens_in
             chat_tokens_out env_calls env_sessions_leaked env_characters_replaced episodes_replayed
             episodes_taken_up episodes_resumed episodes_begun_anew journalled_tokens taken_up_tokens

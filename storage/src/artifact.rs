@@ -90,6 +90,9 @@ pub struct Artifact {
     /// Set where the object is not these bytes, but how they differ from another artifact's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<Box<Delta>>,
+    /// Set where the object is written after the commit, or never: the bytes can be made again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_commit: bool,
 }
 
 /// Longest chain that a reader follows.
@@ -238,7 +241,7 @@ impl Artifact {
             }
         };
         if size != whole || content.len() as u64 != bytes {
-            return Err(self.damaged(format!("{whole} bytes"), format!("{size} bytes")));
+            return Err(self.of_another_size(size));
         }
         let found = hash(&content).await;
         if found == expected {
@@ -256,6 +259,7 @@ impl Artifact {
         let expected = self.stored_size();
         let found = match store.size(&self.key).await {
             Ok(size) if size == expected => return Ok(()),
+            Ok(_) if self.after_commit => return Err(self.not_stored()),
             Ok(size) => format!("{size} bytes"),
             Err(Error::NotFound { .. }) => match store.tombstone_of(&self.key).await? {
                 Some(tombstone) => {
@@ -264,6 +268,7 @@ impl Artifact {
                         tombstone: tombstone.path(),
                     });
                 }
+                None if self.after_commit => return Err(self.not_stored()),
                 None => "nothing".to_owned(),
             },
             Err(e) => return Err(e),
@@ -272,6 +277,22 @@ impl Artifact {
             format!("{expected} bytes with digest {}", self.digest),
             found,
         ))
+    }
+
+    fn not_stored(&self) -> Error {
+        let key = self.key.path();
+        Error::NotStored { key }
+    }
+
+    /// The object has another size. What was to be written after the commit was not written to its end.
+    pub(crate) fn of_another_size(&self, size: u64) -> Error {
+        match self.after_commit {
+            true => self.not_stored(),
+            false => self.damaged(
+                format!("{} bytes", self.stored_size()),
+                format!("{size} bytes"),
+            ),
+        }
     }
 
     pub(crate) fn damaged(&self, expected: String, found: String) -> Error {

@@ -149,6 +149,14 @@ pub enum Error {
         /// Key of the tombstone that names it.
         tombstone: String,
     },
+    /// An artifact that is written after its commit, and is not there.
+    #[error(
+        "artifact {key} is not in the store: an optimizer state is written after its commit, or at trainer.state_freq above 1 for some iterations never; a worker that needs it makes it again"
+    )]
+    NotStored {
+        /// Key of the artifact.
+        key: String,
+    },
     /// A record of this crate that cannot be read.
     #[error("{key} cannot be read: {why}")]
     Malformed {

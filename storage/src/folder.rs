@@ -82,46 +82,9 @@ pub(crate) async fn cached(
 ) -> Result<LocalFolder> {
     let (files, id) = content_of(files, under);
     let path = cache.join(&id);
-    let lock = blocking({
-        let (cache, id) = (cache.to_owned(), id.clone());
-        move || {
-            std::fs::create_dir_all(&cache)
-                .map_err(|e| Error::local("make the folder", &cache, e))?;
-            hold(&cache, &id)
-        }
-    })
-    .await?;
     for _ in 0..TRIES {
-        let wanted: Vec<_> = files
-            .iter()
-            .map(|(name, a)| (path.join(name), a.size, a.chunk_digests.clone()))
-            .collect();
-        let (at, cache_dir) = (path.clone(), cache.to_owned());
-        let intact = blocking(move || {
-            if !at.exists() {
-                return Ok(false);
-            }
-            for (file, size, digests) in &wanted {
-                if !is_intact(file, *size, digests) {
-                    tracing::warn!(
-                        "{} in the cache is damaged; it is downloaded again",
-                        file.display()
-                    );
-                    let aside = cache_dir.join(format!("damaged-{}.partial", nonce()));
-                    std::fs::rename(&at, &aside).map_err(|e| Error::local("move aside", &at, e))?;
-                    std::fs::remove_dir_all(&aside)
-                        .map_err(|e| Error::local("remove", &aside, e))?;
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        })
-        .await?;
-        if intact {
-            return Ok(LocalFolder {
-                path,
-                _lock: Some(lock),
-            });
+        if let Some(folder) = held(&files, &id, cache).await? {
+            return Ok(folder);
         }
         let partial = cache.join(format!("{id}.{}.partial", nonce()));
         let (cache_dir, own) = (cache.to_owned(), id.clone());
@@ -143,6 +106,53 @@ pub(crate) async fn cached(
     Err(Error::local("keep the files of", path, source))
 }
 
+/// The files in the cache, if they are there.
+pub(crate) async fn in_cache(
+    files: &[&Artifact],
+    under: &str,
+    cache: &Path,
+) -> Result<Option<LocalFolder>> {
+    let (files, id) = content_of(files, under);
+    held(&files, &id, cache).await
+}
+
+/// A folder of the cache, if it is there and whole. Its lock is taken first, so that nobody removes it
+/// in between.
+async fn held(
+    files: &[(String, &Artifact)],
+    id: &str,
+    cache: &Path,
+) -> Result<Option<LocalFolder>> {
+    let path = cache.join(id);
+    let (cache_dir, id) = (cache.to_owned(), id.to_owned());
+    let wanted: Vec<_> = files
+        .iter()
+        .map(|(name, a)| (path.join(name), a.size, a.chunk_digests.clone()))
+        .collect();
+    blocking(move || {
+        std::fs::create_dir_all(&cache_dir)
+            .map_err(|e| Error::local("make the folder", &cache_dir, e))?;
+        let lock = hold(&cache_dir, &id)?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        for (file, size, digests) in &wanted {
+            if !is_intact(file, *size, digests) {
+                tracing::warn!("{} in the cache is damaged; it is not used", file.display());
+                let aside = cache_dir.join(format!("damaged-{}.partial", nonce()));
+                std::fs::rename(&path, &aside).map_err(|e| Error::local("move aside", &path, e))?;
+                std::fs::remove_dir_all(&aside).map_err(|e| Error::local("remove", &aside, e))?;
+                return Ok(None);
+            }
+        }
+        Ok(Some(LocalFolder {
+            path,
+            _lock: Some(lock),
+        }))
+    })
+    .await
+}
+
 /// The files by their names in the folder, and the folder's id.
 fn content_of<'a>(files: &[&'a Artifact], under: &str) -> (Vec<(String, &'a Artifact)>, String) {
     let named = files.iter().map(|a| (a.name[under.len()..].to_owned(), *a));
@@ -154,6 +164,11 @@ fn content_of<'a>(files: &[&'a Artifact], under: &str) -> (Vec<(String, &'a Arti
     (files, id)
 }
 
+/// Whether the cache has such a folder.
+pub(crate) fn is_cached(files: &[&Artifact], under: &str, cache: &Path) -> bool {
+    cache.join(content_of(files, under).1).exists()
+}
+
 /// Makes a local folder that has just been written as these artifacts a folder of the cache. Nothing
 /// depends on it: where it cannot be moved it stays.
 pub(crate) async fn adopt(
@@ -161,18 +176,48 @@ pub(crate) async fn adopt(
     under: &str,
     (cache, bytes_max): (&Path, u64),
     from: &Path,
-) {
+) -> Option<LocalFolder> {
     let (files, id) = content_of(files, under);
+    // An earlier attempt may have left it.
+    if let Ok(Some(folder)) = held(&files, &id, cache).await {
+        return Some(folder);
+    }
     let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
     let (cache, from) = (cache.to_owned(), from.to_owned());
     let moved = blocking(move || {
         std::fs::create_dir_all(&cache).map_err(|e| Error::local("make the folder", &cache, e))?;
-        let _lock = hold(&cache, &id)?;
+        let lock = hold(&cache, &id)?;
         evict(&cache, &id, incoming, bytes_max)?;
-        std::fs::rename(&from, cache.join(&id)).map_err(|e| Error::local("move", &from, e))
+        let path = cache.join(&id);
+        std::fs::rename(&from, &path).map_err(|e| Error::local("move", &from, e))?;
+        let _lock = Some(lock);
+        Ok(LocalFolder { path, _lock })
     });
-    if let Err(e) = moved.await {
-        tracing::debug!("it is not kept for later readers: {e}");
+    let not_kept = |e: &Error| tracing::debug!("it is not kept for later readers: {e}");
+    moved.await.inspect_err(not_kept).ok()
+}
+
+/// Removes a folder from the cache unless somebody uses it.
+pub(crate) async fn forget(files: &[&Artifact], under: &str, cache: &Path) {
+    let (_, id) = content_of(files, under);
+    let cache = cache.to_owned();
+    let removed =
+        blocking(move || remove_idle(&cache.join(&id), &cache.join(format!("{id}.lock"))));
+    if let Err(e) = removed.await {
+        tracing::debug!("it stays in the cache: {e}");
+    }
+}
+
+/// Removes a folder of the cache whose lock is free; false if somebody holds it.
+fn remove_idle(path: &Path, lock: &Path) -> Result<bool> {
+    let mut options = File::options();
+    let lock = options.create(true).truncate(false).write(true).open(lock);
+    if !lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
+        return Ok(false);
+    }
+    match std::fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::local("remove", path, e)),
+        _ => Ok(true),
     }
 }
 
@@ -267,17 +312,9 @@ fn evict(cache: &Path, own: &str, incoming: u64, bytes_max: u64) -> Result<()> {
             break;
         }
         surplus = surplus.saturating_sub(1);
-        let Ok(lock) = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(lock)
-        else {
-            continue;
-        };
-        if lock.try_lock().is_ok() {
-            held = held.saturating_sub(size(&path));
-            std::fs::remove_dir_all(&path).map_err(|e| Error::local("remove", &path, e))?;
+        let bytes = size(&path);
+        if remove_idle(&path, &lock)? {
+            held = held.saturating_sub(bytes);
         }
     }
     Ok(())

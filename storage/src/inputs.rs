@@ -8,6 +8,7 @@ use crate::{Artifact, Error, Manifest, Result, Store};
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Largest artifact that [`Inputs::bytes`] reads into memory.
 pub const INPUT_BYTES_MAX: u64 = 4 << 30;
@@ -18,6 +19,8 @@ pub struct Inputs {
     commits: Vec<(String, Manifest)>,
     cache_dir: PathBuf,
     cache_bytes_max: u64,
+    /// A folder that was opened before it is asked for, by input and prefix.
+    opened: Arc<Mutex<Option<(String, String, LocalFolder)>>>,
 }
 
 impl Inputs {
@@ -33,6 +36,7 @@ impl Inputs {
             commits,
             cache_dir: cache_dir.into(),
             cache_bytes_max: u64::MAX,
+            opened: Arc::default(),
         }
     }
 
@@ -109,6 +113,9 @@ impl Inputs {
     /// [`Error::Unknown`] if nothing has the prefix, a damaged artifact, or a
     /// failure of the store or the local disk.
     pub async fn folder(&self, input: &str, prefix: &str) -> Result<LocalFolder> {
+        if let Some(folder) = self.take_opened(input, prefix) {
+            return Ok(folder);
+        }
         let under = format!("{}/", prefix.trim_end_matches('/'));
         let artifacts = self.artifacts(input)?;
         let files: Vec<&Artifact> = artifacts
@@ -118,6 +125,11 @@ impl Inputs {
         if files.is_empty() {
             return Err(find(artifacts, &under).expect_err("no artifact name ends with a slash"));
         }
+        if files.iter().any(|a| a.after_commit)
+            && let Some(folder) = folder::in_cache(&files, &under, &self.cache_dir).await?
+        {
+            return Ok(folder);
+        }
         if let Some(folder) = folder::in_place(&self.store, &files, &under).await? {
             return Ok(folder);
         }
@@ -126,13 +138,48 @@ impl Inputs {
 
     /// Moves a local folder into the cache that has just been written as `artifacts` under `prefix/`, so
     /// that nobody who shares the cache downloads it. Nothing depends on it.
-    pub async fn adopt(&self, prefix: &str, artifacts: &[Artifact], folder: &Path) {
+    pub async fn adopt(
+        &self,
+        prefix: &str,
+        artifacts: &[Artifact],
+        folder: &Path,
+    ) -> Option<LocalFolder> {
         let under = format!("{}/", prefix.trim_end_matches('/'));
         let files: Vec<&Artifact> = artifacts.iter().collect();
-        let is_whole = files.iter().all(|a| a.delta.is_none());
-        if self.store.local_root().is_none() || !is_whole {
-            folder::adopt(&files, &under, self.cache(), folder).await;
+        let is_whole = files.iter().all(|a| a.delta.is_none() && !a.after_commit);
+        match self.store.local_root().is_none() || !is_whole {
+            true => folder::adopt(&files, &under, self.cache(), folder).await,
+            false => None,
         }
+    }
+
+    /// Removes the files of an input that were written after its commit from the cache, where nobody uses
+    /// them: what was made of them is committed.
+    pub async fn forget_later(&self, input: &str, prefix: &str) {
+        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let artifacts = self.artifacts(input).unwrap_or_default();
+        let files: Vec<&Artifact> = artifacts.iter().filter(|a| a.after_commit).collect();
+        if !files.is_empty() {
+            folder::forget(&files, &under, &self.cache_dir).await;
+        }
+    }
+
+    /// Whether the cache holds these artifacts as a folder, whose bytes are not looked at.
+    pub fn is_cached(cache_dir: &Path, prefix: &str, artifacts: &[Artifact]) -> bool {
+        let under = format!("{}/", prefix.trim_end_matches('/'));
+        folder::is_cached(&artifacts.iter().collect::<Vec<_>>(), &under, cache_dir)
+    }
+
+    /// Keeps a folder that [`Self::folder`] will be asked for.
+    pub fn keep_opened(&self, input: &str, prefix: &str, folder: LocalFolder) {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        *opened = Some((input.to_owned(), prefix.to_owned(), folder));
+    }
+
+    fn take_opened(&self, input: &str, prefix: &str) -> Option<LocalFolder> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = opened.take_if(|(i, p, _)| (&**i, &**p) == (input, prefix));
+        found.map(|(_, _, folder)| folder)
     }
 
     fn cache(&self) -> (&Path, u64) {

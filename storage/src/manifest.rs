@@ -2,9 +2,8 @@
 //! of its slot completes the part. Before that nothing of an attempt counts; after that nothing can
 //! change.
 
-use crate::keys::commits_prefix;
 use crate::seal;
-use crate::{Artifact, AttemptId, Created, Error, Key, PartKey, Result, RunId, Store};
+use crate::{Artifact, AttemptId, Error, Key, PartKey, Result, RunId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -98,9 +97,11 @@ impl Manifest {
     pub const VERSION: u32 = 2;
     /// The version of a part whose files lie in the folders of several attempts at it.
     pub const OF_SEVERAL_ATTEMPTS: u32 = 3;
-    /// The version of a part of which a file is stored as its difference from another part's; the newest
-    /// that this program reads.
+    /// The version of a part of which a file is stored as its difference from another part's.
     pub const OF_DIFFERENCES: u32 = 4;
+    /// The version of a part of which a file is written after the commit; the newest that this program
+    /// reads.
+    pub const OF_LATER_FILES: u32 = 5;
 
     /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
     /// the remaining fields.
@@ -128,6 +129,9 @@ impl Manifest {
     fn version_of(outputs: &[Artifact], maker: &AttemptId) -> u32 {
         let is_other =
             |a: &Artifact| matches!(&a.key, Key::File { attempt, .. } if attempt != maker);
+        if outputs.iter().any(|a| a.after_commit) {
+            return Self::OF_LATER_FILES;
+        }
         if outputs.iter().any(|a| a.delta.is_some()) {
             return Self::OF_DIFFERENCES;
         }
@@ -215,10 +219,10 @@ impl Manifest {
         Self::read("manifest", content)
     }
 
-    fn read(key: &str, content: &[u8]) -> Result<Self> {
+    pub(crate) fn read(key: &str, content: &[u8]) -> Result<Self> {
         const REMEDY: &str =
             "; restore it from a copy, or delete it so that the part is made again";
-        let manifest: Self = from_json(key, "a manifest", Self::OF_DIFFERENCES, content)?;
+        let manifest: Self = from_json(key, "a manifest", Self::OF_LATER_FILES, content)?;
         let sealed = match manifest.version {
             1 if seal::is_sealed(content) => {
                 Err("it has a digest, which version 1 has not: its version was changed".to_owned())
@@ -237,10 +241,25 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for artifact in &self.outputs {
             artifact.check()?;
-            if artifact.delta.is_some() && self.version < Self::OF_DIFFERENCES {
+            let features = [
+                (
+                    artifact.delta.is_some(),
+                    Self::OF_DIFFERENCES,
+                    "is a difference",
+                ),
+                (
+                    artifact.after_commit,
+                    Self::OF_LATER_FILES,
+                    "is written after the commit",
+                ),
+            ];
+            let mut newer = features
+                .iter()
+                .filter(|(has, since, _)| *has && self.version < *since);
+            if let Some((_, _, what)) = newer.next() {
                 let (name, version) = (&artifact.name, self.version);
                 return Err(format!(
-                    "artifact `{name}` is a difference, which version {version} has not"
+                    "artifact `{name}` {what}, which version {version} has not"
                 ));
             }
             if self.version > 1 {
@@ -281,135 +300,6 @@ impl Manifest {
             )),
         }
     }
-}
-
-/// How a commit ended.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Committed {
-    /// This attempt's manifest is the commit.
-    Won,
-    /// Another attempt's manifest, given here, is the commit.
-    Superseded(Box<Manifest>),
-}
-
-impl Store {
-    /// Commits a part. The first manifest wins; calling this again with the same manifest is
-    /// idempotent.
-    ///
-    /// # Errors
-    /// The store fails, or the existing commit cannot be read.
-    pub async fn commit(&self, manifest: &Manifest) -> Result<Committed> {
-        let slot = manifest.slot();
-        let key = Key::Commit(slot.clone());
-        match self.create(&key, manifest.to_bytes()?).await? {
-            Created::Won => Ok(Committed::Won),
-            Created::Exists => {
-                let first = self.listed_manifest(&slot).await?;
-                Ok(Committed::Superseded(Box::new(first)))
-            }
-        }
-    }
-
-    /// The commit of a part, if there is one.
-    ///
-    /// # Errors
-    /// The store fails, the object is not a manifest of this part, or it names files of another run
-    /// that no pin keeps for this run.
-    pub async fn manifest(&self, slot: &PartKey) -> Result<Option<Manifest>> {
-        self.read_again(|| self.manifest_once(slot)).await
-    }
-
-    /// The commit of a part that a listing has named.
-    ///
-    /// # Errors
-    /// As [`Store::manifest`], and [`Error::NotFound`].
-    pub async fn listed_manifest(&self, slot: &PartKey) -> Result<Manifest> {
-        let gone = || Error::NotFound {
-            key: Key::Commit(slot.clone()).path(),
-            url: self.url().to_owned(),
-        };
-        let read = || async { self.manifest_once(slot).await?.ok_or_else(gone) };
-        self.read_again(read).await
-    }
-
-    async fn manifest_once(&self, slot: &PartKey) -> Result<Option<Manifest>> {
-        let key = Key::Commit(slot.clone());
-        let Some(content) = self.try_get(&key).await? else {
-            return Ok(None);
-        };
-        let manifest = Manifest::read(&key.path(), &content).inspect_err(|_| self.forget(&key))?;
-        if manifest.slot() == *slot {
-            self.check_origin(&manifest).await?;
-            return Ok(Some(manifest));
-        }
-        Err(Error::malformed(
-            key.path(),
-            format!(
-                "it is the manifest of {}; was it copied here?",
-                manifest.slot()
-            ),
-        ))
-    }
-
-    /// Checks the pin behind a taken-over part: a fork pins the files before it commits them.
-    async fn check_origin(&self, manifest: &Manifest) -> Result<()> {
-        let Some(origin) = &manifest.origin else {
-            return Ok(());
-        };
-        let pinned = self.pins_of(&origin.run, &manifest.run).await?;
-        let outputs = manifest.outputs.iter().flat_map(Artifact::links);
-        // What a fork's parent has taken over itself is pinned in the run that wrote it.
-        let mut own = outputs.filter(|artifact| *artifact.key.run() == origin.run);
-        let Some(artifact) = own.find(|artifact| !pinned.contains(&artifact.key)) else {
-            return Ok(());
-        };
-        let pin = Key::Pin {
-            run: origin.run.clone(),
-            child: manifest.run.clone(),
-        };
-        Err(Error::malformed(
-            Key::Commit(manifest.slot()).path(),
-            format!(
-                "it names {}, which {pin} does not keep for run {}; restore the pin from a copy, or fork anew",
-                artifact.key, manifest.run
-            ),
-        ))
-    }
-
-    /// The committed parts of an iteration, sorted: one listing.
-    ///
-    /// # Errors
-    /// The store fails.
-    pub async fn commits(&self, run: &RunId, iteration: u32) -> Result<Vec<PartKey>> {
-        Ok(slots(self.list(&commits_prefix(run, iteration)).await?))
-    }
-
-    /// The committed parts of iteration `first` and all later ones, sorted: one listing.
-    ///
-    /// # Errors
-    /// The store fails.
-    pub async fn commits_from(&self, run: &RunId, first: u32) -> Result<Vec<PartKey>> {
-        Ok(slots(self.list_iterations(run, "commits", first).await?))
-    }
-
-    /// The committed parts of a run, sorted: one listing.
-    ///
-    /// # Errors
-    /// The store fails.
-    pub async fn all_commits(&self, run: &RunId) -> Result<Vec<PartKey>> {
-        Ok(slots(self.list_run(run, "commits").await?))
-    }
-}
-
-fn slots(listed: Vec<(Key, u64)>) -> Vec<PartKey> {
-    let slot = |(key, _)| {
-        if let Key::Commit(slot) = key {
-            Some(slot)
-        } else {
-            None
-        }
-    };
-    listed.into_iter().filter_map(slot).collect()
 }
 
 /// An artifact by name, or an error that lists the known names.
@@ -524,6 +414,7 @@ mod tests {
             digest: Digest::of(b"{}"),
             chunk_digests: vec![Digest::of(b"{}")],
             delta: None,
+            after_commit: false,
         };
         Manifest {
             version: Manifest::VERSION,
@@ -590,11 +481,21 @@ mod tests {
             (1, &include_bytes!("../testdata/manifest-v1.json")[..]),
             (2, include_bytes!("../testdata/manifest-v2.json")),
             (3, include_bytes!("../testdata/manifest-v3.json")),
+            (5, include_bytes!("../testdata/manifest-v5.json")),
         ] {
             let mut manifest = Manifest {
                 version,
                 ..manifest()
             };
+            if version == Manifest::OF_LATER_FILES {
+                manifest.outputs[0].after_commit = true;
+                let made = Manifest::new(
+                    manifest.slot(),
+                    manifest.attempt_id(),
+                    manifest.outputs.clone(),
+                );
+                assert_eq!(made.version, version);
+            }
             if version == Manifest::OF_SEVERAL_ATTEMPTS {
                 (manifest.attempt, manifest.nonce) = (2, "0000beef".to_owned());
                 let maker = manifest.attempt_id();
@@ -677,7 +578,9 @@ mod tests {
 
     #[test]
     fn bad_manifests_are_refused_with_a_reason() {
-        assert!(refused(|v| v["version"] = json!(5)).contains("newer program"));
+        assert!(refused(|v| v["version"] = json!(6)).contains("newer program"));
+        let early = refused(|v| v["outputs"][0]["after_commit"] = json!(true));
+        assert!(early.contains("which version 2 has not"), "{early}");
         let elsewhere = "runs/r/files/00000001/update/000001/a0001-0000abcd/policy/config.json";
         assert!(refused(|v| v["outputs"][0]["key"] = json!(elsewhere)).contains("lies at"));
         let other = "runs/r/files/00000001/update/000000/a0002-0000abcd/policy/config.json";

@@ -6,21 +6,18 @@ use crate::artifact::Digesting;
 use crate::backend::PART_BYTES;
 use crate::difference::compare;
 use crate::keys::check_name;
+use crate::local_files::{Pieces, digests_of, files_under, link};
 use crate::upload::{Unfinished, Upload};
 use crate::{
-    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Inputs, Journal, Key, PartKey,
-    Result, Store,
+    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Inputs, Journal, Key, LocalFolder,
+    PartKey, Result, Store,
 };
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use object_store::multipart::MultipartStore;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::io::AsyncReadExt;
-
-/// Local files are read in pieces of this size.
-const READ_BYTES: usize = 1 << 20;
 
 /// The files of one attempt.
 #[derive(Debug)]
@@ -33,6 +30,10 @@ pub struct Outputs {
     uploads: Option<Journal>,
     /// What earlier attempts said, once it is asked for.
     said_before: Option<Vec<Bytes>>,
+    /// The folder that is written after the commit, and its prefix.
+    later: Option<(String, PathBuf)>,
+    /// Digests are computed, and nothing is written.
+    is_dry: bool,
 }
 
 impl Outputs {
@@ -46,6 +47,24 @@ impl Outputs {
             slot,
             attempt,
             artifacts: BTreeMap::new(),
+            later: None,
+            is_dry: false,
+        }
+    }
+
+    /// Outputs of a part that is committed, whose journal has ended.
+    pub(crate) fn after_commit(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
+        Self {
+            uploads: None,
+            ..Self::new(store, slot, attempt)
+        }
+    }
+
+    /// Outputs whose digests alone are of interest: nothing of them is written.
+    pub fn of_nothing(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
+        Self {
+            is_dry: true,
+            ..Self::after_commit(store, slot, attempt)
         }
     }
 
@@ -115,7 +134,9 @@ impl Outputs {
     /// # Errors
     /// As [`Outputs::file`].
     pub async fn take(&mut self, name: &str, kind: &str, path: &Path) -> Result<&Artifact> {
-        if let Some(root) = self.store.local_root().map(Path::to_owned) {
+        if let Some(root) = self.store.local_root().map(Path::to_owned)
+            && !self.is_dry
+        {
             let writer = self.create(name, kind).await?;
             if writer.take(&root, path).await? {
                 return Ok(&self.artifacts[name]);
@@ -138,6 +159,9 @@ impl Outputs {
         width: usize,
         inputs: &Inputs,
     ) -> Result<&Artifact> {
+        if self.is_dry {
+            return self.file(name, kind, path).await;
+        }
         let size = tokio::fs::metadata(path).await;
         let size = size.map_err(|e| Error::local("read", path, e))?.len();
         let frames = path.with_extension("difference");
@@ -184,86 +208,61 @@ impl Outputs {
     /// # Errors
     /// As [`Outputs::take`]; also a file name that is not a valid artifact name.
     pub async fn folder(&mut self, prefix: &str, kind: &str, path: &Path) -> Result<()> {
-        let root = path.to_owned();
-        let files = tokio::task::spawn_blocking(move || files_under(&root));
-        let files = files
-            .await
-            .expect("listing does not panic, and is not cancelled once it runs")?;
-        for (name, file) in files {
-            let name = format!("{}/{name}", prefix.trim_end_matches('/'));
+        for (name, file) in Self::files_of(prefix, path).await? {
             self.take(&name, kind, &file).await?;
         }
         Ok(())
     }
 
+    /// The files of a local folder by the names of their artifacts.
+    async fn files_of(prefix: &str, path: &Path) -> Result<Vec<(String, PathBuf)>> {
+        let root = path.to_owned();
+        let files = tokio::task::spawn_blocking(move || files_under(&root)).await;
+        let files = files.expect("listing does not panic, and is not cancelled once it runs")?;
+        let prefix = prefix.trim_end_matches('/');
+        let named = |(name, file): (String, PathBuf)| (format!("{prefix}/{name}"), file);
+        Ok(files.into_iter().map(named).collect())
+    }
+
+    /// Names every file of a local folder as `prefix/<path in the folder>`, to be written after the commit
+    /// ([`Store::deliver`]) or never.
+    ///
+    /// # Errors
+    /// As [`Outputs::folder`].
+    pub async fn folder_after_commit(
+        &mut self,
+        prefix: &str,
+        kind: &str,
+        path: &Path,
+    ) -> Result<()> {
+        for (name, file) in Self::files_of(prefix, path).await? {
+            let digests = digests_of(&file).await?;
+            self.create(&name, kind).await?.written(digests);
+            if let Some(artifact) = self.artifacts.get_mut(&name) {
+                artifact.after_commit = true;
+            }
+        }
+        self.later = Some((prefix.to_owned(), path.to_owned()));
+        Ok(())
+    }
+
+    /// Moves the folder of [`Self::folder_after_commit`] into the cache of `inputs`, where whoever shares
+    /// the cache finds it.
+    pub async fn adopt_later(&mut self, inputs: &Inputs) -> Option<LocalFolder> {
+        let (prefix, path) = self.later.take()?;
+        let later = self.artifacts.values().filter(|a| a.after_commit);
+        let later: Vec<Artifact> = later.cloned().collect();
+        inputs.adopt(&prefix, &later, &path).await
+    }
+
+    /// The artifacts so far, by name.
+    pub fn artifacts(&self) -> impl Iterator<Item = &Artifact> {
+        self.artifacts.values()
+    }
+
     /// The artifacts written, sorted by name.
     pub fn into_artifacts(self) -> Vec<Artifact> {
         self.artifacts.into_values().collect()
-    }
-}
-
-/// Files under a folder by their `/`-separated relative name, sorted.
-fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let mut files = Vec::new();
-    let mut folders = vec![(String::new(), root.to_owned())];
-    while let Some((prefix, folder)) = folders.pop() {
-        let failed = |e| Error::local("list", &folder, e);
-        for entry in std::fs::read_dir(&folder).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-            // Follows links: a Hugging Face cache consists of links.
-            let metadata = std::fs::metadata(entry.path())
-                .map_err(|e| Error::local("read", entry.path(), e))?;
-            if metadata.is_dir() {
-                folders.push((format!("{name}/"), entry.path()));
-            } else {
-                files.push((name, entry.path()));
-            }
-        }
-    }
-    files.sort_unstable();
-    Ok(files)
-}
-
-/// Gives a file a second name below a store's root, create-only, and makes both the bytes and the name
-/// outlast a power failure.
-fn link(root: &Path, from: &Path, to: &Path) -> std::io::Result<()> {
-    let parent = to.parent().unwrap_or(root);
-    std::fs::create_dir_all(parent)?;
-    if !std::fs::symlink_metadata(from)?.is_file() {
-        return Err(std::io::Error::other("it is a link itself"));
-    }
-    std::fs::File::open(from)?.sync_all()?;
-    std::fs::hard_link(from, to)?;
-    let folders = parent.ancestors();
-    for folder in folders.take_while(|folder| folder.starts_with(root)) {
-        std::fs::File::open(folder)?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// A local file, piece by piece.
-struct Pieces<'a> {
-    path: &'a Path,
-    file: tokio::fs::File,
-}
-
-impl<'a> Pieces<'a> {
-    async fn of(path: &'a Path) -> Result<Self> {
-        let file = tokio::fs::File::open(path).await;
-        let file = file.map_err(|e| Error::local("read", path, e))?;
-        Ok(Self { path, file })
-    }
-
-    async fn next(&mut self) -> Result<Option<Bytes>> {
-        let mut piece = BytesMut::with_capacity(READ_BYTES);
-        while piece.len() < READ_BYTES {
-            let read = self.file.read_buf(&mut piece).await;
-            if read.map_err(|e| Error::local("read", self.path, e))? == 0 {
-                break;
-            }
-        }
-        Ok((!piece.is_empty()).then(|| piece.freeze()))
     }
 }
 
@@ -295,6 +294,9 @@ impl<'a> OutputWriter<'a> {
         let known = self.skipped.min(content.len() as u64);
         self.skipped -= known;
         content.advance(known as usize);
+        if self.outputs.is_dry {
+            return Ok(());
+        }
         // A store that takes no parts gets the object in one piece.
         if let Some(server) = self.outputs.store.parts() {
             while self.part_bytes + content.len() >= PART_BYTES {
@@ -321,7 +323,7 @@ impl<'a> OutputWriter<'a> {
             let notes = journal.filter(|_| *size > CHUNK_BYTES);
             let notes = notes.map(|journal| (journal, &chunk_digests[..]));
             upload.complete(notes).await?;
-        } else {
+        } else if !self.outputs.is_dry {
             let content = match std::mem::take(&mut self.part).as_slice() {
                 [one] => one.clone(),
                 pieces => pieces.concat().into(),
@@ -343,6 +345,7 @@ impl<'a> OutputWriter<'a> {
             digest,
             chunk_digests,
             delta: None,
+            after_commit: false,
         };
         self.outputs.artifacts.entry(self.name).or_insert(artifact)
     }
@@ -394,7 +397,7 @@ impl<'a> OutputWriter<'a> {
 
     /// Makes a local file the object, durably; false if the store's folder is on another disk. A
     /// failure leaves the file where it is.
-    async fn take(mut self, root: &Path, path: &Path) -> Result<bool> {
+    async fn take(self, root: &Path, path: &Path) -> Result<bool> {
         let _asking = self.outputs.store.asking();
         let (from, to) = (path.to_owned(), root.join(self.key.path()));
         let root = root.to_owned();
@@ -412,11 +415,7 @@ impl<'a> OutputWriter<'a> {
                 return Ok(false);
             }
         }
-        let mut pieces = Pieces::of(path).await?;
-        while let Some(piece) = pieces.next().await? {
-            self.digesting = std::mem::take(&mut self.digesting).update(piece).await;
-        }
-        let digests = std::mem::take(&mut self.digesting).finish();
+        let digests = digests_of(path).await?;
         self.outputs.store.count_put(digests.0 as usize);
         self.written(digests);
         // The store's name for it stays.
@@ -428,6 +427,7 @@ impl<'a> OutputWriter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local_files::READ_BYTES;
     use crate::testing::slot;
     use std::os::unix::fs::MetadataExt;
 

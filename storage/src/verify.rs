@@ -325,6 +325,10 @@ impl Audit<'_> {
             match result {
                 // An unreadable tombstone is a finding of its own; artifacts that it names count as
                 // missing.
+                Err(Error::NotFound { .. } | Error::NotStored { .. }) if artifact.after_commit => {
+                    self.out.not_stored += 1;
+                    continue;
+                }
                 Err(Error::NotFound { .. } | Error::Malformed { .. } | Error::TooLarge { .. }) => {
                     gone.push(artifact);
                     continue;
@@ -451,18 +455,8 @@ async fn whole(
         Some(size) => size,
         None => store.size(&artifact.key).await?,
     };
-    let damaged = |expected: String, found: String| match &artifact.key {
-        Key::File { slot, .. } => Err(Error::Damaged {
-            key: artifact.key.path(),
-            commit: Key::Commit(slot.clone()).path(),
-            expected,
-            found,
-        }),
-        _ => Ok(()),
-    };
-    let expected = artifact.stored_size();
-    if size != expected {
-        return damaged(format!("{expected} bytes"), format!("{size} bytes"));
+    if size != artifact.stored_size() {
+        return Err(artifact.of_another_size(size));
     }
     let mut hasher = blake3::Hasher::new();
     for index in 0..artifact.chunks() {
@@ -488,7 +482,7 @@ async fn whole(
     if artifact.chunks() > 1 {
         let found = Digest::from(hasher.finalize());
         if found != artifact.digest {
-            return damaged(artifact.digest.to_string(), found.to_string());
+            return Err(artifact.damaged(artifact.digest.to_string(), found.to_string()));
         }
     }
     Ok(())

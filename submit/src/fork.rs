@@ -265,6 +265,14 @@ async fn take_over(
     if !removed.is_empty() {
         return Err(gone(parent, args, &removed).await?);
     }
+    let later = manifests
+        .iter()
+        .flat_map(|m| &m.outputs)
+        .filter(|a| a.after_commit);
+    let later: Vec<Artifact> = later.cloned().collect();
+    if !parent.store.holds(&later).await? {
+        return Err(not_stored(parent, args));
+    }
     for manifest in &mut manifests {
         manifest.seed = child.config.run.seed;
         manifest.code_version = agentgym_worker::BUILD.to_owned();
@@ -305,6 +313,22 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// The error for an optimizer state that is not stored. A fork could not make it again: it takes over no
+/// batches.
+fn not_stored(parent: &RunView, args: &ForkArgs) -> Error {
+    let fresh = ForkArgs {
+        fresh_optimizer: true,
+        ..args.clone()
+    };
+    Error::Missing(format!(
+        "the optimizer state of iteration {} is not stored (trainer.state_freq = {}; it is written after its commit, so \
+         that of a run under way may be there in a moment); go on with a fresh one: `{}`",
+        args.iteration,
+        parent.plan.config.trainer.state_freq,
+        command(parent, &fresh)
+    ))
 }
 
 /// The error for objects removed by retention; it names alternatives.

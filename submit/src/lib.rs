@@ -276,7 +276,7 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
     }
     if !exported.removed.is_empty() {
         text::tell(&format!(
-            "removed by the retention rules, not in the export: {}",
+            "removed by the retention rules or not stored (trainer.state_freq), not in the export: {}",
             exported.removed.join(", ")
         ));
     }

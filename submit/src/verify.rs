@@ -36,6 +36,7 @@ pub(crate) struct VerifyDocument {
     bytes: u64,
     taken_over: u64,
     removed: u64,
+    not_stored: u64,
     attempt_records: u64,
     tombstones: u64,
     pins: u64,
@@ -126,6 +127,7 @@ pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<
             bytes: verified.bytes,
             taken_over: verified.taken_over,
             removed: verified.removed,
+            not_stored: verified.not_stored,
             attempt_records: verified.attempt_records,
             tombstones: verified.tombstones,
             pins: verified.pins,
@@ -160,6 +162,10 @@ fn summary(run: &str, is_whole: bool, revisions: usize, verified: &Verified) -> 
     for (count, what) in [
         (verified.taken_over, "taken over from another run"),
         (verified.removed, "removed by retention"),
+        (
+            verified.not_stored,
+            "of optimizer states that are not stored, and can be made again",
+        ),
         (verified.journal_segments, "journal segments, not read"),
         (
             verified.left_behind,

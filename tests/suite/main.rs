@@ -45,6 +45,7 @@ mod retention;
 mod reward_function;
 mod serve;
 mod shared_updates;
+mod states;
 mod strikes;
 mod template_settings;
 mod toolbox;

@@ -1,90 +1,25 @@
 //! One attempt of one job: inputs, stage, outputs, commit. However it ends, its commit or its end
 //! record says so, and no other object of it can be mistaken for a commit.
 
-use crate::context::{Beat, Event, Report, Resources, StageContext};
-use crate::health::Health;
+use crate::bench::{AttemptContext, Making, Scratch};
+use crate::context::{Beat, Event, Report};
+use crate::deliveries::Delivery;
 use crate::run_state::RunState;
-use crate::stages::StageFunctions;
+use crate::states::{self, Leave};
 use crate::{BUILD, Error, Result, memory, panics, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
-use agentgym_jobs::plan::Plan;
 use agentgym_record::Stats;
 use agentgym_storage::{
-    AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
-    MachineFacts, Manifest, Outputs, Patience, Store, Work,
+    AttemptEnd, AttemptOutcome, AttemptStart, Committed, InputRef, Journal, Manifest, Outputs,
+    Store, Work,
 };
-use std::any::Any;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::broadcast;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
-
-/// What an attempt needs from the worker.
-pub(crate) struct AttemptContext<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) resources: &'a Arc<Resources>,
-    pub(crate) functions: &'a dyn StageFunctions,
-    pub(crate) worker: &'a str,
-    pub(crate) machine: &'a MachineFacts,
-    pub(crate) cache_dir: &'a Path,
-    pub(crate) events: &'a broadcast::Sender<Event>,
-    pub(crate) drain: &'a CancellationToken,
-    /// Learns how the store deals with this worker.
-    pub(crate) health: &'a Arc<Health>,
-    /// How long an attempt waits for a store that does not answer; it does not wait for a full one.
-    /// `None`: it waits for either without limit.
-    pub(crate) outage_max: Option<Duration>,
-}
-
-impl AttemptContext<'_> {
-    /// The store for use within an attempt. It retries during an outage, so that computed results
-    /// are not lost.
-    fn patient_store(&self, beat: &Beat) -> Store {
-        self.store.patient(WithResultsInHand {
-            beat: beat.clone(),
-            drain: self.drain.clone(),
-            health: Arc::clone(self.health),
-            outage_max: self.outage_max,
-        })
-    }
-}
-
-struct WithResultsInHand {
-    beat: Beat,
-    drain: CancellationToken,
-    health: Arc<Health>,
-    outage_max: Option<Duration>,
-}
-
-impl Patience for WithResultsInHand {
-    fn waits(&self, error: &agentgym_storage::Error, lasted: Duration) -> bool {
-        use agentgym_storage::Error::{Full, NoBucket, NoPermission};
-        self.beat.tick();
-        self.beat.waiting(error.to_string());
-        self.health.waits(error, lasted);
-        let is_hopeless = matches!(error, Full { .. } | NoPermission { .. } | NoBucket { .. });
-        let waits = |most| !is_hopeless && lasted < most;
-        !self.drain.is_cancelled() && self.outage_max.is_none_or(waits)
-    }
-
-    fn answered(&self) {
-        self.health.answered();
-    }
-
-    fn asking(&self) -> Box<dyn Any + Send + Sync> {
-        Box::new(self.beat.asking())
-    }
-
-    fn moved(&self, put: u64, got: u64) {
-        self.beat.moved(put, got);
-    }
-}
 
 /// How an attempt ended.
 pub(crate) enum Ended {
@@ -98,6 +33,8 @@ pub(crate) enum Ended {
     Failed(Error),
     /// It did not begin, for this reason.
     Declined(String),
+    /// It did not begin: another worker may hold what it needs, and has some time to take it.
+    Left,
     /// It did not begin: its number is taken, so the part has an attempt unknown to the caller.
     Taken,
 }
@@ -115,7 +52,8 @@ pub(crate) async fn run(
     part: Part,
     taken: u32,
 ) -> Result<(u32, Ended)> {
-    let slot = state.slot(part.id);
+    let id = part.id;
+    let slot = state.slot(id);
     let own_class = bench.resources.device.numeric_class();
     let mut inputs = Vec::new();
     let mut references = Vec::new();
@@ -144,6 +82,11 @@ pub(crate) async fn run(
         });
         inputs.push((input.name.clone(), (*manifest).clone()));
     }
+    match states::why_leave(bench, state, &part).await? {
+        None => {}
+        Some(Leave::ForNow) => return Ok((0, Ended::Left)),
+        Some(Leave::ToOthers(why)) => return Ok((0, Ended::Declined(why))),
+    }
     let now = unix_now();
     let start = AttemptStart {
         worker: bench.worker.to_owned(),
@@ -162,7 +105,7 @@ pub(crate) async fn run(
         return Ok((0, Ended::Taken));
     };
     let _ = bench.events.send(Event::Started {
-        part: part.id,
+        part: id,
         attempt: attempt.number,
         worker: bench.worker.to_owned(),
     });
@@ -170,7 +113,7 @@ pub(crate) async fn run(
     let span = tracing::info_span!(
         "attempt",
         run = %slot.run,
-        part = %part.id,
+        part = %id,
         attempt = attempt.number
     );
     span.in_scope(|| tracing::info!("begins"));
@@ -182,21 +125,26 @@ pub(crate) async fn run(
     };
     let mut measured = Report::default();
     let making = Making {
-        part: &part,
-        attempt: &attempt,
-        store: &store,
-        beat,
+        part,
         inputs,
-        references,
+        slot: slot.clone(),
+        attempt: attempt.clone(),
     };
-    let making = make(bench, state, making, work, &mut measured);
+    let making = make(
+        bench,
+        state,
+        (making, references),
+        (&store, beat),
+        work,
+        &mut measured,
+    );
     let made = panics::caught(making.instrument(span.clone())).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
         Ok((Committed::Won, manifest)) => {
             // The commit also serves as this attempt's end record.
             let _ = bench.events.send(Event::Committed {
-                part: part.id,
+                part: id,
                 manifest: Arc::clone(&manifest),
             });
             span.in_scope(|| tracing::info!("committed after {wall_s:.2} s"));
@@ -250,83 +198,41 @@ pub(crate) async fn run(
     Ok((attempt.number, ended))
 }
 
-/// The folder of downloaded inputs.
-pub(crate) fn input_cache(cache_dir: &Path) -> PathBuf {
-    cache_dir.join("inputs")
-}
-
-/// The size limit of that folder.
-pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
-    (plan.config.jobs.cache_gb * 1e9) as u64
-}
-
-/// What an attempt makes, and of what.
-struct Making<'a> {
-    part: &'a Part,
-    attempt: &'a AttemptId,
-    store: &'a Store,
-    beat: Beat,
-    /// The commits, by the names of the inputs.
-    inputs: Vec<(String, Manifest)>,
-    /// The same, as the commit will name them.
-    references: Vec<InputRef>,
-}
-
 /// `work` describes the attempt in its commit; what a failed one measured goes to `measured`.
 async fn make(
     bench: &AttemptContext<'_>,
     state: &mut RunState,
-    making: Making<'_>,
+    (making, references): (Making, Vec<InputRef>),
+    (store, beat): (&Store, Beat),
     work: impl FnOnce(Report) -> Work,
     measured: &mut Report,
 ) -> Result<(Committed, Arc<Manifest>)> {
-    let Making {
-        part,
-        attempt,
-        store,
-        beat,
-        inputs,
-        references,
-    } = making;
-    let slot = state.slot(part.id);
-    let plan = Arc::clone(&state.plan);
+    let (slot, attempt) = (making.slot.clone(), making.attempt.clone());
+    let (plan, id) = (Arc::clone(&state.plan), making.part.id);
     let scratch = Scratch::new(
         bench.cache_dir,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
     memory::give_back();
     memory::forget_peak();
-    let files = inputs.iter().flat_map(|(_, manifest)| &manifest.outputs);
+    let files = (making.inputs.iter()).flat_map(|(_, manifest)| &manifest.outputs);
     let bytes = files.map(|file| file.size).sum();
-    let _keep = trains_a_large_model(part.id.stage, bytes).then(memory::Keep::new);
-    let mut context = StageContext {
-        plan: Arc::clone(&plan),
-        part: part.clone(),
-        inputs: Inputs::new(store.clone(), inputs, input_cache(bench.cache_dir))
-            .with_cache_max(cache_bytes(&plan)),
-        beat: beat.clone(),
-        cancel: bench.drain.child_token(),
-        resources: Arc::clone(bench.resources),
-        journal: Journal::open(store.clone(), slot.clone(), attempt.clone()),
-        // A first attempt has no earlier journal.
-        replayed: match attempt.number {
-            1 => Vec::new(),
-            _ => Journal::replay(store, &slot).await?,
-        },
-        scratch: scratch.path.clone(),
-        measured: Report::default(),
-    };
+    let _keep = trains_a_large_model(id.stage, bytes).then(memory::Keep::new);
+    let mut context = bench.context(&plan, making, (store, &beat, &scratch));
+    // A first attempt has no earlier journal.
+    if attempt.number > 1 {
+        context.replayed = Journal::replay(store, &slot).await?;
+    }
     let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
     let watch = watch(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
     );
-    let made = bench
-        .functions
-        .run(part.id.stage, &mut context, &mut outputs);
+    let remade = states::open(bench, state, (&context.part, &context.inputs, &beat)).await?;
+    let made = bench.functions.run(id.stage, &mut context, &mut outputs);
     let made = made.await;
     drop(watch);
-    *measured = context.measured;
+    *measured = std::mem::take(&mut context.measured);
     let ahead = bench.resources.read_ahead.swap(0, Ordering::Relaxed);
     let spent = beat.spent();
     let tell = |stats: &mut Stats| {
@@ -336,13 +242,20 @@ async fn make(
         (stats.put_bytes, stats.got_bytes) = (Some(spent.put), Some(spent.got));
         stats.got_ahead_bytes = (ahead > 0).then_some(ahead);
         stats.peak_memory_bytes = Some(memory::peak_bytes());
+        stats.updates_made_again = (remade > 0).then_some(remade.into());
     };
     tell(&mut measured.stats);
     let mut report = made?;
     tell(&mut report.stats);
-    if part.id.stage == Stage::Expire {
-        retention::expire(store, state, part.id.iteration).await?;
+    if states::is_stored_after(&plan, id) {
+        let after = outputs.artifacts().filter(|a| a.after_commit);
+        let after: u64 = after.map(|a| a.size).sum();
+        report.stats.put_after_bytes = (after > 0).then_some(after);
     }
+    if id.stage == Stage::Expire {
+        retention::expire(store, state, id.iteration).await?;
+    }
+    let kept = outputs.adopt_later(&context.inputs).await;
     let manifest = Manifest {
         inputs: references,
         seed: plan.config.run.seed,
@@ -350,9 +263,21 @@ async fn make(
         code_version: BUILD.to_owned(),
         plan_revision: plan.revision,
         work: Some(work(report)),
-        ..Manifest::new(slot, attempt.clone(), outputs.into_artifacts())
+        ..Manifest::new(slot, attempt, outputs.into_artifacts())
     };
     let committed = store.commit(&manifest).await?;
+    if committed == Committed::Won {
+        states::forget(&context).await;
+        if let Some(folder) = kept.filter(|_| states::is_stored_after(&plan, id)) {
+            let (store, artifacts) = (bench.store.clone(), states::later_files(&manifest));
+            let delivery = Delivery {
+                store,
+                artifacts,
+                folder,
+            };
+            bench.resources.deliveries.push(&manifest.slot(), delivery);
+        }
+    }
     Ok((committed, Arc::new(manifest)))
 }
 
@@ -398,30 +323,6 @@ fn watch(beat: Beat, limit: Duration) -> impl Drop {
             }
         }
     }))
-}
-
-/// A folder that is removed at the end of the attempt.
-struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    fn new(cache_dir: &Path, name: &str) -> Result<Self> {
-        let path = cache_dir.join("attempts").join(name);
-        std::fs::create_dir_all(&path).map_err(|source| Error::Io {
-            what: format!("cannot make the folder {}", path.display()),
-            source,
-        })?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(e) = std::fs::remove_dir_all(&self.path) {
-            tracing::debug!("{} stays behind: {e}", self.path.display());
-        }
-    }
 }
 
 /// Time since 1970: for people only, never compared with another machine's clock.

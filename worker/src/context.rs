@@ -3,6 +3,7 @@
 
 use crate::Cause;
 use crate::busy::{Busy, BusyCall, Spent, StoreRequest};
+use crate::deliveries::Deliveries;
 use crate::environments::Environments;
 use crate::meters::Meters;
 use crate::policies::{Critics, KeptForeign, Policies};
@@ -60,6 +61,8 @@ pub struct Resources {
     pub meters: Arc<Meters>,
     /// Bytes of policies that the process has read ahead of their parts since an attempt last ended.
     pub read_ahead: Arc<AtomicU64>,
+    /// Optimizer states that are yet to be written into stores.
+    pub deliveries: Arc<Deliveries>,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
 }

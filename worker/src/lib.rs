@@ -6,12 +6,14 @@
 //! artifacts.
 
 mod attempt;
+mod bench;
 mod blocking;
 mod build;
 mod busy;
 mod candle_engine;
 mod context;
 mod decoder;
+mod deliveries;
 mod demonstrations;
 mod endpoint;
 mod environments;
@@ -40,6 +42,7 @@ mod run_state;
 mod runtime;
 mod scratch;
 pub mod stages;
+mod states;
 mod turn_engine;
 pub mod turn_journal;
 
@@ -47,6 +50,7 @@ pub use build::{BUILD, features};
 pub use busy::BusyCall;
 pub use context::{Beat, Event, Report, Resources, StageContext};
 pub use decoder::PREFILL_CHUNK_TOKENS;
+pub use deliveries::Deliveries;
 pub use endpoint::serve_metrics;
 pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};

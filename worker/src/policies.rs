@@ -16,6 +16,9 @@ pub(crate) const POLICY: &str = "policy";
 /// Prefix of a critic's artifacts.
 pub(crate) const CRITIC: &str = "critic";
 
+/// Prefix of an optimizer's state.
+pub(crate) const OPTIMIZER: &str = "optimizer";
+
 /// Prefix of an adapter's artifacts.
 pub(crate) const ADAPTER: &str = "adapter";
 

@@ -5,6 +5,7 @@
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::{examined, retained};
+use crate::states;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
 use agentgym_jobs::plan::Plan;
@@ -21,7 +22,14 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let evaluated = evaluated(store, state, latest).await?;
     let mut manifests = Vec::new();
     let plan = std::sync::Arc::clone(&state.plan);
-    for iteration in examined(&plan, latest) {
+    let policies = |plan: &Plan, n| Some(policy_of(plan, n)).filter(|id| id.stage == Stage::Update);
+    let policies = states::stored(store, state, latest, policies).await?;
+    let critics = states::stored(store, state, latest, critic_of).await?;
+    let looked_at: BTreeSet<u32> = examined(&plan, latest)
+        .chain(policies.older)
+        .chain(critics.older)
+        .collect();
+    for iteration in looked_at.iter().copied() {
         let last = policy_of(&state.plan, iteration);
         let parts = state.parts(iteration).into_iter().map(|part| part.id);
         let gradients: Vec<PartId> = parts.filter(|id| id.stage == Stage::Gradient).collect();
@@ -54,6 +62,17 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         if manifest.iteration == 0 && !is_superfluous {
             return true;
         }
+        // A state that is not stored is made again from the newest one that is; newer ones may be on
+        // their way into the store.
+        let stored = [(Stage::Update, policies), (Stage::CriticUpdate, critics)]
+            .into_iter()
+            .find(|(stage, _)| stage.name() == manifest.stage);
+        if let Some((_, stored)) = stored
+            && (manifest.iteration == stored.newest
+                || manifest.iteration > stored.newest && name.starts_with("optimizer/"))
+        {
+            return true;
+        }
         // Only the last part's policy is the iteration's policy; those of other parts are expired
         // like optimizer states.
         let name = match name.split_once('/') {
@@ -82,7 +101,6 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
             _ => None,
         });
     let oldest = oldest.min().unwrap_or(latest);
-    let looked_at: BTreeSet<u32> = examined(&plan, latest).collect();
     for iteration in (oldest..=latest).filter(|n| !looked_at.contains(n)) {
         let unknown = evaluated.unknown.contains(&iteration);
         if !retained(&plan, iteration, "policy/", latest, evaluated.best, unknown) {

@@ -6,7 +6,8 @@ mod planning;
 mod prefetch;
 
 use crate::Cause;
-use crate::attempt::{self, AttemptContext, Ended};
+use crate::attempt::{self, Ended};
+use crate::bench::AttemptContext;
 use crate::context::{Event, Resources};
 use crate::health::Health;
 use crate::meters::Meters;
@@ -129,6 +130,7 @@ pub async fn run_worker(
         environments: crate::environments::Environments::default(),
         meters: Arc::clone(&options.meters),
         read_ahead: Default::default(),
+        deliveries: Default::default(),
         drain_grace: options.drain_grace,
     });
     let queue = options.queue.clone();
@@ -167,6 +169,7 @@ pub async fn run_worker(
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let minder = tokio::spawn(Arc::clone(&worker).mind_health());
+    let carrier = tokio::spawn(Arc::clone(&worker.resources.deliveries).carry_out());
     let herald = tokio::spawn(Arc::clone(&worker).tell_fleet());
     let handler = {
         let worker = Arc::clone(&worker);
@@ -182,11 +185,12 @@ pub async fn run_worker(
     planner.abort();
     prefetch.abort();
     minder.abort();
+    worker.finish_deliveries().await;
+    carrier.abort();
     herald.abort();
     worker.say_goodbye().await;
     worker.resources.environments.stop().await;
-    let lost = held(&worker.lost).take();
-    if let Some(error) = lost {
+    if let Some(error) = held(&worker.lost).take() {
         return Err(error);
     }
     worked?;

@@ -5,7 +5,7 @@
 use super::engine;
 use super::keys::limits::{LISTED_MAX, TASKS_MAX};
 use super::names;
-use super::types::{Config, Ids, Pipeline, SftSource};
+use super::types::{Config, Ids, Numerics, Pipeline, SftSource};
 use crate::{Error, Result};
 use agentgym_envs::builtin::{RULES, other_rules};
 
@@ -62,6 +62,13 @@ fn rules(config: &Config) -> Result<()> {
 
 fn combinations(config: &Config) -> Result<()> {
     let algorithm = &config.algorithm;
+    if config.trainer.state_freq > 1 && config.run.numerics == Numerics::Any {
+        return Err(Error::value(
+            "trainer.state_freq",
+            "a state that is not stored is made again to the bit, which workers of several numeric classes cannot \
+             (run.numerics=any); set it to 1, or run.numerics to exact",
+        ));
+    }
     if algorithm.lag > 0 && algorithm.rollout_correction.rollout_is.is_none() {
         return Err(Error::value(
             "algorithm.lag",

@@ -53,6 +53,8 @@ pub struct Verified {
     pub taken_over: u64,
     /// Artifacts that retention has removed.
     pub removed: u64,
+    /// Optimizer states that are not stored, and can be made again.
+    pub not_stored: u64,
     /// Attempt records, starts and ends.
     pub attempt_records: u64,
     /// Tombstones.

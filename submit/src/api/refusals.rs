@@ -8,7 +8,7 @@ pub(super) fn refusal(error: &Error) -> Refusal {
     use agentgym_storage::Error as Storage;
     let kind = match error {
         Error::Storage(e) | Error::Jobs(Jobs::Storage(e)) => match e {
-            Storage::Removed { .. } => RefusalKind::Expired,
+            Storage::Removed { .. } | Storage::NotStored { .. } => RefusalKind::Expired,
             Storage::NotFound { .. } | Storage::Damaged { .. } | Storage::Malformed { .. } => {
                 RefusalKind::Damaged
             }

@@ -172,7 +172,9 @@ async fn fetched(
             Ok(Some(local))
         }
         // Export the rest: records are never removed.
-        Err(agentgym_storage::Error::Removed { .. }) => {
+        Err(
+            agentgym_storage::Error::Removed { .. } | agentgym_storage::Error::NotStored { .. },
+        ) => {
             out.removed.push(name.into_owned());
             Ok(None)
         }

@@ -4,7 +4,7 @@
 
 use super::model_size::ModelSize;
 use super::sizes::{F32, Sizes, narrow};
-use crate::text::{self, bytes};
+use crate::text::{self, bytes, many};
 use agentgym_jobs::pipeline::{BASE_PART, Part, Stage, parts, reference_of};
 use agentgym_jobs::plan::Plan;
 use clap::Args;
@@ -41,6 +41,9 @@ pub(crate) struct StageMoves {
     parts: u64,
     put_bytes: u64,
     got_bytes: u64,
+    /// Of states of which nobody waits: written after the commit, and read where they were made.
+    #[serde(skip)]
+    beside_bytes: u64,
 }
 
 /// Bytes by stage.
@@ -61,8 +64,14 @@ impl<'a> Moves<'a> {
         for part in parts(plan, iteration) {
             let all = of.entry(part.id.stage).or_default();
             all.parts += 1;
-            all.put_bytes += put(&sizes, model, part.id.stage);
-            all.got_bytes += got(&sizes, model, &part);
+            let state = state(&sizes, part.id.stage);
+            let stored = state / u64::from(plan.config.trainer.state_freq);
+            let read = got(&sizes, model, &part);
+            all.put_bytes += put(&sizes, model, part.id.stage) + stored;
+            all.got_bytes += read;
+            if plan.gradient_shards(iteration) == 0 {
+                all.beside_bytes += stored + state.min(read);
+            }
         }
         // All records count with the rollouts, which begin them.
         if let Some(rollouts) = of.get_mut(&Stage::Rollout) {
@@ -95,7 +104,7 @@ impl<'a> Moves<'a> {
                 Stage::Update | Stage::Sft => 1,
                 _ => return 0,
             };
-            (moves.got_bytes + moves.put_bytes) / at_once.max(1)
+            (moves.got_bytes + moves.put_bytes - moves.beside_bytes) / at_once.max(1)
         };
         self.of.iter().map(bytes).sum()
     }
@@ -131,6 +140,16 @@ impl<'a> Moves<'a> {
             // Its units may be no whole branch of the sum; their number is known in the run alone.
             out += ", a shard counted as one sum of gradients, of which it may leave several";
         }
+        let every = self.plan.config.trainer.state_freq;
+        if self.of.values().any(|of| of.beside_bytes > 0) {
+            out += &match every {
+                1 => ", optimizer states after the commits that name them".to_owned(),
+                n => format!(
+                    ", the optimizer's state at every {n}th alone; where a worker dies, ≤ {} are made again",
+                    many(u64::from(n), "update")
+                ),
+            };
+        }
         if self.once > 0 {
             out += &format!(", and what stays, {}, once a worker", bytes(self.once));
         }
@@ -154,12 +173,21 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// What a part of this stage leaves of models and optimizer states.
+/// What a part of this stage leaves of models and gradients.
 fn put(sizes: &Sizes, model: &ModelSize, stage: Stage) -> u64 {
     match stage {
-        Stage::Sft | Stage::Dpo | Stage::Update => sizes.policy + sizes.optimizer,
+        Stage::Sft | Stage::Dpo | Stage::Update => sizes.policy,
         Stage::Gradient => narrow(model.trained * F32),
-        Stage::CriticUpdate => sizes.critic,
+        Stage::CriticUpdate => sizes.critic / 3,
+        _ => 0,
+    }
+}
+
+/// The optimizer state that a part of this stage leaves. A critic's takes two thirds of its bytes.
+fn state(sizes: &Sizes, stage: Stage) -> u64 {
+    match stage {
+        Stage::Sft | Stage::Dpo | Stage::Update => sizes.optimizer,
+        Stage::CriticUpdate => sizes.critic - sizes.critic / 3,
         _ => 0,
     }
 }
@@ -233,7 +261,16 @@ trainer: {total_training_steps: 3}
         assert_eq!((update.parts, update.put_bytes), (1, 3 * policy));
         // A worker that has neither reads the policy and its state.
         assert_eq!(update.got_bytes, 3 * policy);
-        assert_eq!(waited_s, (7 * policy) as f64 / RATE);
+        // What was made here is read here, and its state is written beside the next rollouts.
+        assert_eq!(waited_s, (3 * policy) as f64 / RATE);
+        assert!(text.contains("after the commits"), "{text}");
+        let (seldom, as_long_s, text) = moved(&["trainer.state_freq=4"]);
+        assert_eq!(seldom["update"].put_bytes, policy + policy / 2);
+        assert_eq!(as_long_s, waited_s);
+        assert!(
+            text.contains("every 4th alone") && text.contains("≤ 4 updates"),
+            "{text}"
+        );
         let (sharded, longer_s, _) = moved(&["jobs.update_shards=4"]);
         let (update, gradient) = (sharded["update"], sharded["gradient"]);
         assert_eq!((update.parts, gradient.parts), (4, 16));

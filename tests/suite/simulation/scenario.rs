@@ -13,9 +13,10 @@ use agentgym_queue::{CancellationToken, Queue, QueueOptions};
 use agentgym_storage::{Error, Inputs, Store};
 use agentgym_worker::{Cause, Event, WorkerOptions, load_plan, run_worker};
 use object_store::memory::InMemory;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tempfile::TempDir;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -36,7 +37,7 @@ jobs: {rollout_part_tasks: 2, sft_part_steps: 2, backoff_s: 1, vanished_max: 100
 ";
 
 /// Shapes of a run; the seed selects one.
-pub(super) const SHAPES: [&[&str]; 6] = [
+pub(super) const SHAPES: [&[&str]; 7] = [
     &[],
     &[
         "algorithm.lag=1",
@@ -59,6 +60,7 @@ pub(super) const SHAPES: [&[&str]; 6] = [
         "evaluation.sets=[]",
         "trainer.total_training_steps=6",
     ],
+    &["trainer.state_freq=3", "trainer.total_training_steps=7"],
     &["trainer.total_training_steps=60"],
 ];
 
@@ -189,7 +191,8 @@ struct Scene {
     options: QueueOptions,
     events: broadcast::Sender<Event>,
     processes: Mutex<Vec<Option<Process>>>,
-    cache_dir: PathBuf,
+    /// Each process has a folder of its own in it, which dies with it.
+    cache_dir: TempDir,
     serves_all_runs: bool,
     /// What the fourth worker suffers.
     sick: Option<Sickness>,
@@ -218,8 +221,7 @@ impl Scene {
             options,
             events: broadcast::Sender::new(1024),
             processes: Mutex::default(),
-            // Nothing is cached there: simulated artifacts are read in memory.
-            cache_dir: std::env::temp_dir().join(format!("simulation-{}", std::process::id())),
+            cache_dir: TempDir::new().unwrap(),
             serves_all_runs,
             sick: None,
             world,
@@ -359,6 +361,7 @@ impl Scene {
                 },
             };
             self.processes()[index] = None;
+            let _ = std::fs::remove_dir_all(self.cache_dir.path().join(&link.name));
             link.note("process", "", &how);
             let span = self.world.rng().span(30_000);
             sleep(Duration::from_millis(500) + span).await;
@@ -387,7 +390,7 @@ impl Scene {
             dtype: Default::default(),
             run: (!self.serves_all_runs).then(|| self.plan.run.clone()),
             exit_when_finished: false,
-            cache_dir: self.cache_dir.clone(),
+            cache_dir: self.cache_dir.path().join(&link.name),
             prefetch: false,
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),
@@ -446,10 +449,10 @@ impl Scene {
             let manifest = self.truth.manifest(&slot).await.unwrap().unwrap();
             let names: Vec<String> = manifest.outputs.iter().map(|o| o.name.clone()).collect();
             let made = vec![("it".to_owned(), manifest)];
-            let inputs = Inputs::new(self.truth.clone(), made, &self.cache_dir);
+            let inputs = Inputs::new(self.truth.clone(), made, self.cache_dir.path());
             for name in names {
                 match inputs.bytes("it", &name).await {
-                    Ok(_) | Err(Error::Removed { .. }) => {}
+                    Ok(_) | Err(Error::Removed { .. } | Error::NotStored { .. }) => {}
                     Err(e) => self.world.violated(format!("{slot}: {e}")),
                 }
             }

@@ -17,6 +17,8 @@ use tokio::time::Instant;
 
 /// How often a worker repeats its report of trouble.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// How long a worker that is asked to leave goes on writing optimizer states.
+const DELIVERIES_MAX: Duration = Duration::from_secs(5);
 /// How long a worker that ends waits for the queue to note it.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
@@ -118,6 +120,19 @@ impl Worker {
         }
     }
 
+    /// Waits until the optimizer states made here are stored; a worker that is asked to leave has little
+    /// time for it.
+    pub(super) async fn finish_deliveries(&self) {
+        let finishing = self.resources.deliveries.finish();
+        let most = match self.drain.is_cancelled() {
+            true => DELIVERIES_MAX,
+            false => Duration::MAX,
+        };
+        if tokio::time::timeout(most, finishing).await.is_err() {
+            tracing::warn!("leaves before an optimizer state is stored; it can be made again");
+        }
+    }
+
     /// Says that this worker ends: otherwise its silence would be named.
     pub(super) async fn say_goodbye(&self) {
         let goodbye = self.options.queue.note_presence(&self.options.name, false);
@@ -159,6 +174,7 @@ impl Worker {
                     .await?;
             }
             Ended::Taken => {}
+            Ended::Left => return Ok(Handled::PutBack(NOT_MINE_PAUSE)),
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
                 self.health.avoid(run.as_str());

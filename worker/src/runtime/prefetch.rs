@@ -3,7 +3,7 @@
 //! needs the policy fetches it.
 
 use super::Worker;
-use crate::attempt::{cache_bytes, input_cache};
+use crate::bench::{cache_bytes, input_cache};
 use crate::policies::{ADAPTER, POLICY};
 use crate::run_state::RunState;
 use crate::{Result, context::Resources, panics};
@@ -171,6 +171,7 @@ mod tests {
             environments: crate::environments::Environments::default(),
             meters: Default::default(),
             read_ahead: Default::default(),
+            deliveries: Default::default(),
             drain_grace: crate::DRAIN_GRACE,
         };
         assert!(fetch(&resources, &inputs, &manifest).await.unwrap());

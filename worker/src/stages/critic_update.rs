@@ -6,11 +6,11 @@ use super::artifacts::{self, read};
 use super::training::step::{say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
 use super::training::{
-    ADAM_EPS, Brakes, OPTIMIZER, Workbench, optimizer_of, options, upload_critic,
+    ADAM_EPS, Brakes, Workbench, optimizer_of, options, upload_critic, upload_state,
 };
 use crate::blocking::blocking;
 use crate::metrics::{self, write_json};
-use crate::policies::CRITIC;
+use crate::policies::{CRITIC, OPTIMIZER};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueSums, ValueTokens};
 use agentgym_jobs::artifact_names;
@@ -92,8 +92,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     })
     .await?;
     upload_critic(context, outputs, trained.critic).await?;
-    let optimizer = context.scratch.join(OPTIMIZER);
-    outputs.folder(OPTIMIZER, "optimizer", &optimizer).await?;
+    upload_state(context, outputs).await?;
     metrics::write(outputs, &summarise(&trained.record, trained.size)).await?;
     write_json(
         outputs,

@@ -66,6 +66,7 @@ impl Bench {
                 environments: Default::default(),
                 meters: Default::default(),
                 read_ahead: Default::default(),
+                deliveries: Default::default(),
                 drain_grace: crate::DRAIN_GRACE,
             }),
             cache: tempfile::tempdir().unwrap(),
@@ -128,6 +129,14 @@ impl Bench {
         };
         let mut outputs = Outputs::new(self.store.clone(), slot, attempt);
         let report = stages::run(part.id.stage, &mut context, &mut outputs).await?;
+        if let Some(folder) = outputs.adopt_later(&context.inputs).await {
+            for artifact in outputs.artifacts().filter(|a| a.after_commit) {
+                let (_, file) = artifact.name.split_once('/').unwrap();
+                self.store
+                    .deliver(artifact, &folder.path().join(file))
+                    .await?;
+            }
+        }
         Ok((outputs.into_artifacts(), report))
     }
 

@@ -5,7 +5,7 @@ pub(super) mod step;
 pub(super) mod units;
 
 use crate::memory;
-use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
+use crate::policies::{ADAPTER, CRITIC, OPTIMIZER, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
@@ -14,9 +14,6 @@ use agentgym_storage::{Artifact, LocalFolder, Outputs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-
-/// Folder of the optimizer's state among the artifacts.
-pub(super) const OPTIMIZER: &str = "optimizer";
 
 /// AdamW's ε: torch's default.
 pub(super) const ADAM_EPS: f64 = 1e-8;
@@ -144,9 +141,17 @@ pub(super) async fn upload(
         let files = upload_policy_near(context, outputs, width).await?;
         policies.insert(&files, policy).await;
     }
-    outputs
-        .folder(OPTIMIZER, "optimizer", &context.scratch.join(OPTIMIZER))
-        .await?;
+    upload_state(context, outputs).await
+}
+
+/// Names the optimizer's state, which is written after the commit. Where many parts make a step, the next
+/// is soon made by others, who read it.
+pub(super) async fn upload_state(context: &StageContext, outputs: &mut Outputs) -> Result<()> {
+    let folder = context.scratch.join(OPTIMIZER);
+    match context.plan.gradient_shards(context.part.id.iteration) {
+        0 => (outputs.folder_after_commit(OPTIMIZER, OPTIMIZER, &folder)).await?,
+        _ => outputs.folder(OPTIMIZER, OPTIMIZER, &folder).await?,
+    }
     Ok(())
 }
 

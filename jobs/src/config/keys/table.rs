@@ -346,6 +346,8 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, u32::MAX as u64, ANY)),
     bind("trainer.full_policy_freq", "1", "every so many updates a policy is stored whole, and else as its difference from the one before; 1: always whole")
         .within(whole(1, 64, "no longer chain of differences is read")),
+    bind("trainer.state_freq", "1", "every so many updates the optimizer's state is stored, after the commit that names its digest; between two, and where a worker dies first, it is made again")
+        .within(whole(1, ITERATIONS_MAX as u64, "beyond the longest run it is stored at the end alone")),
     bind("trainer.save_dtype", "f32", "number format of the weights that `export` writes: f32 or bf16, each number rounded; what the run itself keeps is of actor_rollout_ref.model.dtype"),
     id("trainer.test_freq", "10", "evaluate every so many iterations; 0 or -1: only at start and end").within(whole(0, u32::MAX as u64, ANY)),
     option("trainer.critic_warmup", "0", "first iterations that train the critic alone").within(whole(0, u32::MAX as u64, ANY)),

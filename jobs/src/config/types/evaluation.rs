@@ -74,6 +74,7 @@ pub struct Trainer {
     pub total_epochs: u32,
     pub save_freq: u32,
     pub full_policy_freq: u32,
+    pub state_freq: u32,
     pub save_dtype: SaveDtype,
     pub test_freq: u32,
     pub critic_warmup: u32,
