@@ -145,7 +145,7 @@ impl<'a> Moves<'a> {
             out += &match every {
                 1 => ", optimizer states after the commits that name them".to_owned(),
                 n => format!(
-                    ", the optimizer's state at every {n}th alone; where a worker dies, ≤ {} are made again",
+                    ", the optimizer's state of one update in {n} alone; where a worker dies, ≤ {} are made again",
                     many(u64::from(n), "update")
                 ),
             };
@@ -268,7 +268,7 @@ trainer: {total_training_steps: 3}
         assert_eq!(seldom["update"].put_bytes, policy + policy / 2);
         assert_eq!(as_long_s, waited_s);
         assert!(
-            text.contains("every 4th alone") && text.contains("≤ 4 updates"),
+            text.contains("one update in 4 alone") && text.contains("≤ 4 updates"),
             "{text}"
         );
         let (sharded, longer_s, _) = moved(&["jobs.update_shards=4"]);
