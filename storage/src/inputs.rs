@@ -116,7 +116,7 @@ impl Inputs {
         if let Some(folder) = self.take_opened(input, prefix) {
             return Ok(folder);
         }
-        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let under = folder_name(prefix);
         let artifacts = self.artifacts(input)?;
         let files: Vec<&Artifact> = artifacts
             .iter()
@@ -144,7 +144,7 @@ impl Inputs {
         artifacts: &[Artifact],
         folder: &Path,
     ) -> Option<LocalFolder> {
-        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let under = folder_name(prefix);
         let files: Vec<&Artifact> = artifacts.iter().collect();
         let is_whole = files.iter().all(|a| a.delta.is_none() && !a.after_commit);
         match self.store.local_root().is_none() || !is_whole {
@@ -156,7 +156,7 @@ impl Inputs {
     /// Removes the files of an input that were written after its commit from the cache, where nobody uses
     /// them: what was made of them is committed.
     pub async fn forget_later(&self, input: &str, prefix: &str) {
-        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let under = folder_name(prefix);
         let artifacts = self.artifacts(input).unwrap_or_default();
         let files: Vec<&Artifact> = artifacts.iter().filter(|a| a.after_commit).collect();
         if !files.is_empty() {
@@ -165,9 +165,8 @@ impl Inputs {
     }
 
     /// Whether the cache holds these artifacts as a folder, whose bytes are not looked at.
-    pub fn is_cached(cache_dir: &Path, prefix: &str, artifacts: &[Artifact]) -> bool {
-        let under = format!("{}/", prefix.trim_end_matches('/'));
-        folder::is_cached(&artifacts.iter().collect::<Vec<_>>(), &under, cache_dir)
+    pub fn is_cached(cache_dir: &Path, prefix: &str, artifacts: &[&Artifact]) -> bool {
+        folder::is_cached(artifacts, &folder_name(prefix), cache_dir)
     }
 
     /// Keeps a folder that [`Self::folder`] will be asked for.
@@ -190,6 +189,11 @@ impl Inputs {
     pub(crate) async fn near(&self, artifact: &Artifact) -> Option<Near> {
         Near::find(&self.cache_dir, artifact, 0).await
     }
+}
+
+/// What the names of a folder's artifacts begin with.
+fn folder_name(prefix: &str) -> String {
+    format!("{}/", prefix.trim_end_matches('/'))
 }
 
 /// All bytes of an artifact. A single chunk is returned without a copy; several are joined in a

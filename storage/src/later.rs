@@ -10,7 +10,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn holds(&self, artifacts: &[Artifact]) -> Result<bool> {
+    pub async fn holds(&self, artifacts: &[&Artifact]) -> Result<bool> {
         for artifact in artifacts {
             match self.size(&artifact.key).await {
                 Ok(size) if size == artifact.stored_size() => {}
@@ -31,13 +31,7 @@ impl Store {
             return Ok(());
         };
         if let Some(root) = self.local_root() {
-            let (root, from, to) = (
-                root.to_owned(),
-                path.to_owned(),
-                root.join(artifact.key.path()),
-            );
-            let linked = tokio::task::spawn_blocking(move || link(&root, &from, &to)).await;
-            match linked.expect("linking does not panic, and is not cancelled once it runs") {
+            match link(root, path, &artifact.key).await {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => {
                     tracing::debug!("{} is copied: {e}", artifact.key);
                 }

@@ -1,7 +1,7 @@
 //! Local files on their way into a store.
 
 use crate::artifact::Digesting;
-use crate::{Digest, Error, Result};
+use crate::{Digest, Error, Key, Result};
 use bytes::{Bytes, BytesMut};
 use std::path::{Path, PathBuf};
 use tokio::io::AsyncReadExt;
@@ -32,9 +32,15 @@ pub(crate) fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Gives a file a second name below a store's root, create-only, and makes both the bytes and the name
-/// outlast a power failure.
-pub(crate) fn link(root: &Path, from: &Path, to: &Path) -> std::io::Result<()> {
+/// Gives a file the name of an object below a store's root, create-only, and makes both the bytes and the
+/// name outlast a power failure.
+pub(crate) async fn link(root: &Path, path: &Path, key: &Key) -> std::io::Result<()> {
+    let (root, from, to) = (root.to_owned(), path.to_owned(), root.join(key.path()));
+    let linked = tokio::task::spawn_blocking(move || link_now(&root, &from, &to)).await;
+    linked.expect("linking does not panic, and is not cancelled once it runs")
+}
+
+fn link_now(root: &Path, from: &Path, to: &Path) -> std::io::Result<()> {
     let parent = to.parent().unwrap_or(root);
     std::fs::create_dir_all(parent)?;
     if !std::fs::symlink_metadata(from)?.is_file() {

@@ -186,6 +186,11 @@ impl Manifest {
         }
     }
 
+    /// The outputs that are written after the commit, or never.
+    pub fn written_later(&self) -> impl Iterator<Item = &Artifact> {
+        self.outputs.iter().filter(|output| output.after_commit)
+    }
+
     /// An output by name.
     ///
     /// # Errors

@@ -399,13 +399,7 @@ impl<'a> OutputWriter<'a> {
     /// failure leaves the file where it is.
     async fn take(self, root: &Path, path: &Path) -> Result<bool> {
         let _asking = self.outputs.store.asking();
-        let (from, to) = (path.to_owned(), root.join(self.key.path()));
-        let root = root.to_owned();
-        let linked = tokio::task::spawn_blocking(move || link(&root, &from, &to));
-        match linked
-            .await
-            .expect("linking does not panic, and is not cancelled once it runs")
-        {
+        match link(root, path, &self.key).await {
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                 return Err(self.conflict());

@@ -265,11 +265,7 @@ async fn take_over(
     if !removed.is_empty() {
         return Err(gone(parent, args, &removed).await?);
     }
-    let later = manifests
-        .iter()
-        .flat_map(|m| &m.outputs)
-        .filter(|a| a.after_commit);
-    let later: Vec<Artifact> = later.cloned().collect();
+    let later: Vec<&Artifact> = manifests.iter().flat_map(Manifest::written_later).collect();
     if !parent.store.holds(&later).await? {
         return Err(not_stored(parent, args));
     }

@@ -3,13 +3,12 @@
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::forks::fork;
+use crate::weights::{ask, killed_after};
 use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
-use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::program::finish;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 use tempfile::TempDir;
 
 const CONFIG: &str = "configs/smoke.yaml";
@@ -25,26 +24,6 @@ const CRITIC: [&str; 2] = [
     "algorithm.adv_estimator=gae",
     "critic.ppo_mini_batch_size=2",
 ];
-
-fn ask(words: &[&str], store: &Path) -> Command {
-    let mut command = program("agentgym-submit");
-    command.args(words).arg("--store").arg(store);
-    command
-}
-
-/// Plays the run and kills its process as soon as the updates of these iterations are committed.
-fn killed_after(iterations: &[u32], settings: &[&str], store: &Path) -> String {
-    for iteration in iterations {
-        let mut running = Running::start(submit_config(CONFIG, store, settings));
-        let commits = store.join(format!("runs/{RUN}/commits/{iteration:08}/update"));
-        while !commits.exists() {
-            assert!(!running.has_ended());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        running.kill();
-    }
-    end(submit_config(CONFIG, store, settings), store)
-}
 
 /// How many updates were made again, by the commits of the run that say so.
 async fn made_again(store: &Path) -> BTreeMap<String, u64> {

@@ -30,10 +30,24 @@ fn settings(more: &'static str) -> Vec<&'static str> {
     PLAYED.into_iter().chain([more]).collect()
 }
 
-fn ask(words: &[&str], store: &Path) -> Command {
+pub(crate) fn ask(words: &[&str], store: &Path) -> Command {
     let mut command = program("agentgym-submit");
     command.args(words).arg("--store").arg(store);
     command
+}
+
+/// Plays the run and kills its process as soon as the updates of these iterations are committed.
+pub(crate) fn killed_after(iterations: &[u32], settings: &[&str], store: &Path) -> String {
+    for iteration in iterations {
+        let mut running = Running::start(submit_config(CONFIG, store, settings));
+        let commits = store.join(format!("runs/{RUN}/commits/{iteration:08}/update"));
+        while !commits.exists() {
+            assert!(!running.has_ended());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        running.kill();
+    }
+    end(submit_config(CONFIG, store, settings), store)
 }
 
 /// The commit that made the policy of an iteration.
@@ -60,19 +74,8 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
         &settings("trainer.full_policy_freq=1"),
     );
     let digest = end(plain, whole.path());
-    let submit = || submit_config(CONFIG, killed.path(), &settings(RHYTHM));
-    for iteration in [2, 5, 6] {
-        let mut running = Running::start(submit());
-        let commits = killed
-            .path()
-            .join(format!("runs/{RUN}/commits/{iteration:08}/update"));
-        while !commits.exists() {
-            assert!(!running.has_ended());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        running.kill();
-    }
-    assert_eq!(end(submit(), killed.path()), digest);
+    let found = killed_after(&[2, 5, 6], &settings(RHYTHM), killed.path());
+    assert_eq!(found, digest);
     assert!(said(ask(&["verify", RUN], killed.path())).contains("whole"));
 
     // Full bytes every fourth time, and smaller ones between.

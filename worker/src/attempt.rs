@@ -228,7 +228,7 @@ async fn make(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
     );
-    let remade = states::open(bench, state, (&context.part, &context.inputs, &beat)).await?;
+    let remade = states::open(bench, state, &context, store).await?;
     let made = bench.functions.run(id.stage, &mut context, &mut outputs);
     let made = made.await;
     drop(watch);
@@ -247,7 +247,8 @@ async fn make(
     tell(&mut measured.stats);
     let mut report = made?;
     tell(&mut report.stats);
-    if states::is_stored_after(&plan, id) {
+    let is_stored = states::is_stored_after(&plan, id);
+    if is_stored {
         let after = outputs.artifacts().filter(|a| a.after_commit);
         let after: u64 = after.map(|a| a.size).sum();
         report.stats.put_after_bytes = (after > 0).then_some(after);
@@ -268,8 +269,11 @@ async fn make(
     let committed = store.commit(&manifest).await?;
     if committed == Committed::Won {
         states::forget(&context).await;
-        if let Some(folder) = kept.filter(|_| states::is_stored_after(&plan, id)) {
-            let (store, artifacts) = (bench.store.clone(), states::later_files(&manifest));
+        if let Some(folder) = kept.filter(|_| is_stored) {
+            let (store, artifacts) = (
+                bench.store.clone(),
+                manifest.written_later().cloned().collect(),
+            );
             let delivery = Delivery {
                 store,
                 artifacts,

@@ -24,12 +24,6 @@ pub(crate) fn is_stored_after(plan: &Plan, id: PartId) -> bool {
     !by_iterations || id.iteration.is_multiple_of(every) || id.iteration == plan.iterations
 }
 
-/// The files of a state that was written after its commit, or not at all.
-pub(crate) fn later_files(manifest: &Manifest) -> Vec<Artifact> {
-    let later = manifest.outputs.iter().filter(|a| a.after_commit);
-    later.cloned().collect()
-}
-
 /// What is stored of the states that one stage left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
@@ -61,7 +55,8 @@ pub(crate) async fn stored(
         let Some(manifest) = state.manifest(id).await? else {
             continue;
         };
-        if !store.holds(&later_files(&manifest)).await? {
+        let files: Vec<&Artifact> = manifest.written_later().collect();
+        if !store.holds(&files).await? {
             continue;
         }
         if found.newest > 0 {
@@ -92,20 +87,29 @@ pub(crate) async fn why_leave(
     let Some(manifest) = state.manifest(input.from).await? else {
         return Ok(None);
     };
-    if is_at_hand(bench, &manifest).await? {
+    if is_at_hand(bench, bench.store, &manifest).await? {
         return Ok(None);
     }
     let maker = manifest.work.as_ref().map_or("", |work| &work.worker);
-    let own_class = bench.resources.device.numeric_class();
-    if manifest.numeric_class != own_class {
-        let (from, class) = (input.from, &manifest.numeric_class);
-        return Ok(Some(Leave::ToOthers(format!(
-            "the optimizer state of {from} is not stored, and only a worker of numeric class {class} makes it again; this one has {own_class}"
-        ))));
+    if let Some(why) = of_another_class(bench, input.from, &manifest) {
+        return Ok(Some(Leave::ToOthers(why)));
     }
     let may_hold = maker != bench.worker && !agentgym_queue::is_gone(maker);
     let leaves = may_hold && bench.resources.deliveries.leaves(state.slot(part.id));
     Ok(leaves.then_some(Leave::ForNow))
+}
+
+/// Why this worker cannot make a state again, if it computes in another numeric class.
+fn of_another_class(bench: &AttemptContext<'_>, id: PartId, manifest: &Manifest) -> Option<String> {
+    let (class, own) = (
+        &manifest.numeric_class,
+        bench.resources.device.numeric_class(),
+    );
+    (class != own).then(|| {
+        format!(
+            "the optimizer state of {id} is not stored, and only a worker of numeric class {class} makes it again; this one has {own}"
+        )
+    })
 }
 
 /// How a part is left to others.
@@ -117,40 +121,49 @@ pub(crate) enum Leave {
 }
 
 /// Whether a state is in this machine's cache or in the store.
-async fn is_at_hand(bench: &AttemptContext<'_>, manifest: &Manifest) -> Result<bool> {
-    let files = later_files(manifest);
+async fn is_at_hand(
+    bench: &AttemptContext<'_>,
+    store: &Store,
+    manifest: &Manifest,
+) -> Result<bool> {
+    let files: Vec<&Artifact> = manifest.written_later().collect();
     let is_cached = Inputs::is_cached(&input_cache(bench.cache_dir), OPTIMIZER, &files);
-    Ok(files.is_empty() || is_cached || bench.store.holds(&files).await?)
+    Ok(files.is_empty() || is_cached || store.holds(&files).await?)
 }
 
 /// Opens the state that a part goes on with for its stage function, and makes it again if it is not
-/// there; returns how many parts were made again.
+/// there; returns how many parts were made again. `store` waits where results are in hand.
 pub(crate) async fn open(
     bench: &AttemptContext<'_>,
     state: &mut RunState,
-    (part, inputs, beat): (&Part, &Inputs, &Beat),
+    context: &StageContext,
+    store: &Store,
 ) -> Result<u32> {
-    let Some(input) = state_input(part) else {
-        return Ok(0);
-    };
-    if !inputs
-        .artifacts(&input.name)?
-        .iter()
-        .any(|a| a.after_commit)
-    {
-        return Ok(0);
-    }
-    let mut made = 0;
-    let folder = match inputs.folder(&input.name, OPTIMIZER).await {
-        Err(e) if is_not_there(&e) => {
+    match (open_at_hand(context).await, state_input(&context.part)) {
+        (Err(e), Some(input)) if is_not_there(&e) => {
             tracing::info!("makes the optimizer state of {} again: {e}", input.from);
-            made = make_again(bench, state, input.from, beat).await?;
-            inputs.folder(&input.name, OPTIMIZER).await?
+            let made = make_again(bench, state, input.from, (store, &context.beat)).await?;
+            open_at_hand(context).await?;
+            Ok(made)
         }
-        folder => folder?,
-    };
-    inputs.keep_opened(&input.name, OPTIMIZER, folder);
-    Ok(made)
+        (opened, _) => Ok(opened.map(|()| 0)?),
+    }
+}
+
+/// [`open`] for a state that need not be made again. One that was stored before its commit is left to the
+/// stage function.
+async fn open_at_hand(context: &StageContext) -> agentgym_storage::Result<()> {
+    let inputs = &context.inputs;
+    if let Some(input) = state_input(&context.part)
+        && inputs
+            .artifacts(&input.name)?
+            .iter()
+            .any(|a| a.after_commit)
+    {
+        let folder = inputs.folder(&input.name, OPTIMIZER).await?;
+        inputs.keep_opened(&input.name, OPTIMIZER, folder);
+    }
+    Ok(())
 }
 
 /// Removes the state that a part went on with from the cache: what it made of it is committed.
@@ -174,20 +187,20 @@ async fn make_again(
     bench: &AttemptContext<'_>,
     state: &mut RunState,
     last: PartId,
-    beat: &Beat,
+    (store, beat): (&Store, &Beat),
 ) -> Result<u32> {
     let mut missing = vec![part_of(state, last)?];
     while let Some(input) = state_input(&missing[missing.len() - 1]) {
         let from = input.from;
         match state.manifest(from).await? {
-            Some(manifest) if !is_at_hand(bench, &manifest).await? => {}
+            Some(manifest) if !is_at_hand(bench, store, &manifest).await? => {}
             _ => break,
         }
         missing.push(part_of(state, from)?);
     }
     let parts = missing.len() as u32;
     for part in missing.into_iter().rev() {
-        again(bench, state, part, beat).await?;
+        again(bench, state, part, (store, beat)).await?;
     }
     Ok(parts)
 }
@@ -203,7 +216,7 @@ async fn again(
     bench: &AttemptContext<'_>,
     state: &mut RunState,
     part: Part,
-    beat: &Beat,
+    (store, beat): (&Store, &Beat),
 ) -> Result<()> {
     let id = part.id;
     let committed = |state: &RunState, id| {
@@ -222,12 +235,8 @@ async fn again(
         .manifest(id)
         .await?
         .ok_or_else(|| committed(state, id))?;
-    let own_class = bench.resources.device.numeric_class();
-    if manifest.numeric_class != own_class {
-        let class = &manifest.numeric_class;
-        return Err(Error::stage(format!(
-            "the optimizer state of {id} is made again by numeric class {class} alone, and this worker has {own_class}"
-        )));
+    if let Some(why) = of_another_class(bench, id, &manifest) {
+        return Err(Error::stage(why));
     }
     let slot = state.slot(id);
     let attempt = AttemptId::new(1);
@@ -241,30 +250,20 @@ async fn again(
         slot: slot.clone(),
         attempt: attempt.clone(),
     };
-    let mut context = bench.context(&state.plan, making, (bench.store, beat, &scratch));
+    let mut context = bench.context(&state.plan, making, (store, beat, &scratch));
     // What a state that is not there was made from is itself in the cache by now.
-    let state_of = state_input(&context.part).map(|input| input.name.clone());
-    if let Some(name) = state_of
-        && context
-            .inputs
-            .artifacts(&name)?
-            .iter()
-            .any(|a| a.after_commit)
-    {
-        let folder = context.inputs.folder(&name, OPTIMIZER).await?;
-        context.inputs.keep_opened(&name, OPTIMIZER, folder);
-    }
-    let mut outputs = Outputs::of_nothing(bench.store.clone(), slot, attempt);
+    open_at_hand(&context).await?;
+    let mut outputs = Outputs::of_nothing(store.clone(), slot, attempt);
     (bench.functions.run(id.stage, &mut context, &mut outputs)).await?;
     let made: BTreeMap<&str, _> = outputs.artifacts().map(|a| (&*a.name, a.digest)).collect();
-    for file in later_files(&manifest) {
+    for file in manifest.written_later() {
         let found = made.get(&*file.name);
         if found != Some(&file.digest) {
             let found = found.map_or_else(|| "nothing".to_owned(), ToString::to_string);
             return Err(Error::stage(format!(
                 "{id} made again left other bytes at {}: expected {}, found {found}; \
-                 its machine or its program computes otherwise, though of one numeric class ({own_class})",
-                file.name, file.digest
+                 its machine or its program computes otherwise, though of one numeric class ({})",
+                file.name, file.digest, manifest.numeric_class
             )));
         }
     }

@@ -64,7 +64,7 @@ impl<'a> Moves<'a> {
         for part in parts(plan, iteration) {
             let all = of.entry(part.id.stage).or_default();
             all.parts += 1;
-            let state = state(&sizes, part.id.stage);
+            let state = state(&sizes, model, part.id.stage);
             let stored = state / u64::from(plan.config.trainer.state_freq);
             let read = got(&sizes, model, &part);
             all.put_bytes += put(&sizes, model, part.id.stage) + stored;
@@ -178,16 +178,16 @@ fn put(sizes: &Sizes, model: &ModelSize, stage: Stage) -> u64 {
     match stage {
         Stage::Sft | Stage::Dpo | Stage::Update => sizes.policy,
         Stage::Gradient => narrow(model.trained * F32),
-        Stage::CriticUpdate => sizes.critic / 3,
+        Stage::CriticUpdate => narrow(model.parameters * F32),
         _ => 0,
     }
 }
 
-/// The optimizer state that a part of this stage leaves. A critic's takes two thirds of its bytes.
-fn state(sizes: &Sizes, stage: Stage) -> u64 {
+/// The optimizer state that a part of this stage leaves.
+fn state(sizes: &Sizes, model: &ModelSize, stage: Stage) -> u64 {
     match stage {
         Stage::Sft | Stage::Dpo | Stage::Update => sizes.optimizer,
-        Stage::CriticUpdate => sizes.critic - sizes.critic / 3,
+        Stage::CriticUpdate => sizes.critic - put(sizes, model, stage),
         _ => 0,
     }
 }
