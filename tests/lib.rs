@@ -2,6 +2,7 @@
 
 pub mod files;
 pub mod fleet;
+pub mod link;
 pub mod ports;
 pub mod program;
 pub mod proxy;

@@ -1,8 +1,11 @@
 //! The project's own programs as child processes: run as a user runs them, and killed like a
 //! machine that fails.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The folder that holds `configs` and `models`.
 pub fn workspace() -> PathBuf {
@@ -27,8 +30,33 @@ pub fn program(name: &str) -> Command {
     command
         .current_dir(workspace())
         .env_remove("AGENTGYM_STORE")
-        .env_remove("AGENTGYM_QUEUE");
+        .env_remove("AGENTGYM_QUEUE")
+        .env("AGENTGYM_CACHE", machine());
     command
+}
+
+/// A cache folder of its own, as if each process had a machine to itself. Those of machines that are
+/// gone are removed.
+fn machine() -> PathBuf {
+    const IDLE: Duration = Duration::from_secs(120);
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let all = std::env::temp_dir().join("agentgym-machines");
+    for entry in std::fs::read_dir(&all).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let lock = File::open(path.join("agentgym-models.lock"));
+        let used = lock
+            .as_ref()
+            .map_or_else(|_| path.metadata(), File::metadata);
+        let is_old = used.and_then(|file| file.modified()).is_ok_and(|used| {
+            let age: Result<Duration, _> = used.elapsed();
+            age.is_ok_and(|age| age > IDLE)
+        });
+        if is_old && lock.map_or(true, |lock| lock.try_lock().is_ok()) {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+    let own = NEXT.fetch_add(1, Ordering::Relaxed);
+    all.join(format!("{}-{own}", std::process::id()))
 }
 
 /// The folder in which cargo puts the programs.

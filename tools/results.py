@@ -40,6 +40,9 @@ ROWS = {
     "quickstart": (QUICKSTART, []),
     "quickstart, scrambled": (QUICKSTART, SCRAMBLED),
     "quickstart, bf16": (QUICKSTART, ["--dtype", "bf16"]),
+    # Computed in f32 from numbers of bf16, which is what the policy is stored as.
+    "quickstart, bf16 policy": (QUICKSTART, ["actor_rollout_ref.model.dtype=bf16"]),
+    "quickstart, bf16 policy, scrambled": (QUICKSTART, ["actor_rollout_ref.model.dtype=bf16", *SCRAMBLED]),
     # The rate is below what changes an f32 weight: one iteration is as good as eighty.
     "quickstart, lr 0": (QUICKSTART, ["actor_rollout_ref.actor.optim.lr=1e-15", "trainer.total_training_steps=1"]),
     # As many trained tokens as the quickstart's updates read (4.85 million); the rate was chosen with --design.

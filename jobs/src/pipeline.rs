@@ -63,6 +63,15 @@ pub struct Part {
     pub inputs: Vec<Input>,
 }
 
+impl Part {
+    /// The input whose optimizer state the part goes on with.
+    pub fn state_input(&self) -> Option<&Input> {
+        self.inputs
+            .iter()
+            .find(|input| input.from.stage == self.id.stage)
+    }
+}
+
 /// The parts of an iteration, in the order of the stages.
 pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
     if plan.forked_at().is_some_and(|last| iteration <= last) {

@@ -18,6 +18,7 @@ pub struct Stats {
     pub got_ahead_bytes: Option<u64>,
     pub peak_memory_bytes: Option<u64>,
     pub updates_made_again: Option<u64>,
+    pub made_again_s: Option<f64>,
     pub put_after_bytes: Option<u64>,
     pub parameters: Option<u64>,
     pub adapter_parameters: Option<u64>,
@@ -133,7 +134,7 @@ mod tests {
             episodes_taken_up episodes_resumed episodes_begun_anew journalled_tokens taken_up_tokens
             sampled_twice_tokens turns turns_unparsed turns_cut groups_compared groups_identical"#;
         let measured = r#"
-            busy_s store_s store_waited_s sampled_tokens_per_s scored_tokens_per_s trained_tokens_per_s
+            busy_s made_again_s store_s store_waited_s sampled_tokens_per_s scored_tokens_per_s trained_tokens_per_s
             log_prob_mismatch_max policy_s probe_distance probe_separation chat_cost env_s env_call_fault_rate"#;
         let mut all = json!({
             "probe_tells_apart": true, "env_call_faults": {"timeout": 1}, "env_servers_away": ["url"],

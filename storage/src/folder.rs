@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::io::AsyncWriteExt;
 
-/// Folders that stay in the cache in addition to those in use: the initial policy, those of the
-/// last iterations and of an evaluation.
-const FOLDERS_KEPT: usize = 4;
+/// Folders that stay in the cache in addition to those in use: the initial policy, the policies and
+/// states of the last iterations and that of an evaluation, of two runs.
+const FOLDERS_KEPT: usize = 8;
 /// A partial download not modified for this long is considered abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Between two tries another process may evict the folder or finish the same download.
@@ -82,6 +82,7 @@ pub(crate) async fn cached(
 ) -> Result<LocalFolder> {
     let (files, id) = content_of(files, under);
     let path = cache.join(&id);
+    let mut room = bytes_max;
     for _ in 0..TRIES {
         if let Some(folder) = held(&files, &id, cache).await? {
             return Ok(folder);
@@ -89,18 +90,24 @@ pub(crate) async fn cached(
         let partial = cache.join(format!("{id}.{}.partial", nonce()));
         let (cache_dir, own) = (cache.to_owned(), id.clone());
         let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
-        blocking(move || evict(&cache_dir, &own, incoming, bytes_max)).await?;
+        blocking(move || evict(&cache_dir, &own, incoming, room)).await?;
         let downloaded = download(store, &files, &partial, cache).await;
         let (from, to) = (partial, path.clone());
-        blocking(move || {
+        // A full disk: everything idle goes before the second try.
+        let is_full = matches!(&downloaded, Err(e) if e.is_local_and_full());
+        let again = is_full && std::mem::replace(&mut room, 0) > 0;
+        let done = blocking(move || {
             // Renaming onto a non-empty folder fails: another process was faster, and the next
             // iteration of the loop checks its files.
             if downloaded.is_err() || std::fs::rename(&from, &to).is_err() {
                 let _ = std::fs::remove_dir_all(&from);
             }
             downloaded
-        })
-        .await?;
+        });
+        match done.await {
+            Err(_) if again => {}
+            other => other?,
+        }
     }
     let source = std::io::Error::other("it is damaged again and again; is the disk failing?");
     Err(Error::local("keep the files of", path, source))

@@ -43,6 +43,7 @@ use agentgym_text::without_secrets;
 use cli::{Cli, Command, Global};
 pub use error::{Error, Exit, Result};
 use metrics::summary::{ReportDocument, report_document};
+pub use runs::cache_dir;
 use runs::{DEFAULT_STORE, RunView, existing_store};
 use serde::Serialize;
 use std::path::Path;

@@ -108,6 +108,14 @@ fn ledger_text(found: &Ledger) -> String {
         out += &text::table(&head, &lost);
         out += "lost time ends with the next attempt's start; turns that this took up from a journal are in it\n";
     }
+    let again = total.spent.moved;
+    if again.updates_made_again > 0 {
+        out += &format!(
+            "{} made again in {}, since the optimizer's state was not stored when its worker died (trainer.state_freq)\n",
+            text::many(again.updates_made_again, "update"),
+            text::seconds(again.made_again_s)
+        );
+    }
     out += &format!("solved episodes trained on: {}", found.solved_episodes);
     if let Some(each) = found.worker_s_per_solved_episode {
         out += &format!("; {} of a worker for each", text::seconds(each));

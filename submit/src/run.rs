@@ -415,11 +415,12 @@ async fn follow(view: RunView, display: Display, global: &Global, resume: &str) 
         check_class(&view, global).await?;
     }
     let scratch = scratch()?;
-    let crew = start_workers(&store, &plan, &queue, (scratch.path(), global), &interrupts);
+    let crew = start_workers(&store, &plan, &queue, (&scratch, global), &interrupts);
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
     }
     let end = follower.follow(crew, &interrupts).await?;
+    scratch.close();
     let run = plan.run.to_string();
     // Metrics are a copy of committed data: if the run ended early, a failure to write them must
     // not hide the reason.

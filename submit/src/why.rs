@@ -210,8 +210,9 @@ impl Teller<'_> {
         let attempts = self.view.store.attempts(&self.view.slot(id)).await?;
         let Some(last) = attempts.last() else {
             return Ok(format!(
-                "has all it needs and nobody has begun it: {}",
-                self.idle(id).await
+                "has all it needs and nobody has begun it: {}{}",
+                self.idle(id).await,
+                self.again(id).await?
             ));
         };
         let exhausted = Exhausted::of(plan, &attempts);
@@ -252,6 +253,30 @@ impl Teller<'_> {
             AttemptOutcome::Committed | AttemptOutcome::Superseded => {
                 "is committed since this moment".to_owned()
             }
+        })
+    }
+
+    /// What a worker has to make first that does not hold the optimizer state that a part goes on with.
+    async fn again(&self, id: PartId) -> Result<String> {
+        let (mut missing, mut at) = (0, self.find(id)?);
+        let mut class = String::new();
+        while let Some(from) = at.state_input().map(|input| input.from) {
+            let manifest = self.view.committed(from).await?;
+            let files: Vec<_> = manifest.written_later().collect();
+            if files.is_empty() || self.view.store.holds(&files).await? {
+                break;
+            }
+            missing += 1;
+            class = manifest.numeric_class;
+            at = self.find(from)?;
+        }
+        Ok(match missing {
+            0 => String::new(),
+            n => format!(
+                ". The optimizer's state is not stored: a worker that does not hold it makes {} again first, and must be \
+                 of numeric class {class}",
+                text::many(n, "update")
+            ),
         })
     }
 

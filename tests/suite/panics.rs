@@ -11,7 +11,7 @@ use agentgym_storage::{AttemptOutcome, Outputs, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::{Running, workspace};
 use agentgym_worker::stages::{StageFunctions, Stages};
-use agentgym_worker::{Cause, Event, Report, StageContext, WorkerOptions, run_worker};
+use agentgym_worker::{Cause, Event, Folders, Report, StageContext, WorkerOptions, run_worker};
 use futures::future::{BoxFuture, FutureExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -137,7 +137,10 @@ async fn play(
         dtype: Default::default(),
         run: Some(plan.run.clone()),
         exit_when_finished: true,
-        cache_dir: folder.join("cache"),
+        folders: Folders {
+            scratch: folder.join("scratch"),
+            models: folder.join("models"),
+        },
         prefetch: true,
     };
     let worked = run_worker(options, events, CancellationToken::new());
@@ -267,7 +270,10 @@ fn a_worker_with_panicking_stages() {
             dtype: Default::default(),
             run: None,
             exit_when_finished: false,
-            cache_dir: cache.path().to_owned(),
+            folders: Folders {
+                scratch: cache.path().join("scratch"),
+                models: cache.path().join("models"),
+            },
             prefetch: true,
         };
         let events = broadcast::channel(1024).0;

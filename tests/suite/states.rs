@@ -3,12 +3,12 @@
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::forks::fork;
-use crate::weights::{ask, killed_after};
+use crate::weights::{ask, killed_after, until, update_of};
 use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
-use agentgym_tests::program::finish;
+use agentgym_tests::program::{Running, finish, program};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const CONFIG: &str = "configs/smoke.yaml";
@@ -80,13 +80,19 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
 
         let seldom = TempDir::new().unwrap();
         let kills = [2, 5, 7];
-        let found = killed_after(&kills, &settings("trainer.state_freq=3"), seldom.path());
-        assert_eq!(found, digest);
+        let settings = settings("trainer.state_freq=3");
+        let command = || submit_config(CONFIG, seldom.path(), &settings);
+        assert_eq!(killed_after(&kills, seldom.path(), command), digest);
         let again = made_again(seldom.path()).await;
         let models = 1 + u64::from(!more.is_empty());
         // Of iterations 1 and 2, of 4 and 5, and of 7: what lies after a state that is stored.
         let all: u64 = again.values().sum();
         assert!((1..=5 * models).contains(&all), "{again:?}");
+        let ledger = said(ask(&["ledger", RUN], seldom.path()));
+        assert!(
+            ledger.contains(&format!("{all} updates made again in ")),
+            "{ledger}"
+        );
         // Seven is made again from six, which goes once the last one is there.
         let left = stored(seldom.path());
         assert!(left == [6, 8] || left == [8], "{left:?}");
@@ -95,6 +101,22 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
             verified.contains("whole") && verified.contains("not stored"),
             "{verified}"
         );
+
+        // Where the machine lives on, its next process finds the states of the one before.
+        if more.is_empty() {
+            continue;
+        }
+        let (same, machine) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let command = || {
+            let mut command = submit_config(CONFIG, same.path(), &settings);
+            command.env("AGENTGYM_CACHE", machine.path());
+            command
+        };
+        assert_eq!(killed_after(&kills, same.path(), command), digest);
+        assert_eq!(made_again(same.path()).await, BTreeMap::new());
+        let left = files_below(machine.path());
+        let models = |file: &PathBuf| file.extension().is_some_and(|e| e == "safetensors");
+        assert!(!left.iter().any(models), "the last process leaves {left:?}");
     }
 }
 
@@ -103,16 +125,48 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
 fn a_fork_from_a_state_that_is_not_stored_names_what_works() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let settings = [&PLAYED[..], &["trainer.state_freq=3"]].concat();
+    let few = ["trainer.total_training_steps=3", "trainer.state_freq=9"];
+    let settings = [&PLAYED[..], &few].concat();
     end(submit_config(CONFIG, store, &settings), store);
-    let refused = finish(fork(store, &["--iteration", "7", "run.id=a"]));
+    let refused = finish(fork(store, &["--iteration", "2", "run.id=a"]));
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(why.contains("iteration 7 is not stored"), "{why}");
-    let given = "--iteration 7 --fresh-optimizer";
+    assert!(why.contains("iteration 2 is not stored"), "{why}");
+    let given = "--iteration 2 --fresh-optimizer";
     assert!(why.contains(given), "{why}");
     let words: Vec<&str> = given.split(' ').chain(["run.id=a"]).collect();
     said(fork(store, &words));
     assert!(said(ask(&["resume", "a"], store)).contains("digest"));
+}
+
+/// Everything but an update is there, and its state was in a machine that is gone.
+#[test]
+fn why_says_what_is_made_again_first() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let few = ["trainer.total_training_steps=4", "trainer.state_freq=9"];
+    let settings = [&PLAYED[..], &few].concat();
+    let advantage = store.join(format!("runs/{RUN}/commits/{:08}/advantage/000000.json", 3));
+    let mut running = Running::start(submit_config(CONFIG, store, &settings));
+    until(&mut running, || update_of(store, 2).exists());
+    running.kill();
+    let mut others = program("agentgym-worker");
+    others
+        .args(["--stages", "rollout,log_probs,advantage", "--threads", "2"])
+        .arg("--store")
+        .arg(store);
+    let mut running = Running::start(others);
+    until(&mut running, || advantage.exists());
+    running.kill();
+    let why = said(ask(&["why", RUN, "3/update/0"], store));
+    let words = "not stored: a worker that does not hold it makes 2 updates again first";
+    assert!(
+        why.contains(words) && why.contains("numeric class cpu-f32"),
+        "{why}"
+    );
+    // Machines that make updates again leave nothing to say.
+    end(submit_config(CONFIG, store, &settings), store);
+    let why = said(ask(&["why", RUN, "3/update/0"], store));
+    assert!(!why.contains("again"), "{why}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::s3::S3Server;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -37,17 +37,31 @@ pub(crate) fn ask(words: &[&str], store: &Path) -> Command {
 }
 
 /// Plays the run and kills its process as soon as the updates of these iterations are committed.
-pub(crate) fn killed_after(iterations: &[u32], settings: &[&str], store: &Path) -> String {
+pub(crate) fn killed_after(
+    iterations: &[u32],
+    store: &Path,
+    command: impl Fn() -> Command,
+) -> String {
     for iteration in iterations {
-        let mut running = Running::start(submit_config(CONFIG, store, settings));
-        let commits = store.join(format!("runs/{RUN}/commits/{iteration:08}/update"));
-        while !commits.exists() {
-            assert!(!running.has_ended());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let mut running = Running::start(command());
+        let commits = update_of(store, *iteration);
+        until(&mut running, || commits.exists());
         running.kill();
     }
-    end(submit_config(CONFIG, store, settings), store)
+    end(command(), store)
+}
+
+/// Where the commit of an iteration's update is.
+pub(crate) fn update_of(store: &Path, iteration: u32) -> PathBuf {
+    store.join(format!("runs/{RUN}/commits/{iteration:08}/update"))
+}
+
+/// Waits for what a process does before it ends.
+pub(crate) fn until(running: &mut Running, is_done: impl Fn() -> bool) {
+    while !is_done() {
+        assert!(!running.has_ended());
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// The commit that made the policy of an iteration.
@@ -74,8 +88,9 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
         &settings("trainer.full_policy_freq=1"),
     );
     let digest = end(plain, whole.path());
-    let found = killed_after(&[2, 5, 6], &settings(RHYTHM), killed.path());
-    assert_eq!(found, digest);
+    let seldom = settings(RHYTHM);
+    let command = || submit_config(CONFIG, killed.path(), &seldom);
+    assert_eq!(killed_after(&[2, 5, 6], killed.path(), command), digest);
     assert!(said(ask(&["verify", RUN], killed.path())).contains("whole"));
 
     // Full bytes every fourth time, and smaller ones between.

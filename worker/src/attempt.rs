@@ -210,7 +210,7 @@ async fn make(
     let (slot, attempt) = (making.slot.clone(), making.attempt.clone());
     let (plan, id) = (Arc::clone(&state.plan), making.part.id);
     let scratch = Scratch::new(
-        bench.cache_dir,
+        &bench.folders.scratch,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
     memory::give_back();
@@ -228,7 +228,9 @@ async fn make(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
     );
+    let opening = Instant::now();
     let remade = states::open(bench, state, &context, store).await?;
+    let remade_s = opening.elapsed().as_secs_f64();
     let made = bench.functions.run(id.stage, &mut context, &mut outputs);
     let made = made.await;
     drop(watch);
@@ -243,6 +245,7 @@ async fn make(
         stats.got_ahead_bytes = (ahead > 0).then_some(ahead);
         stats.peak_memory_bytes = Some(memory::peak_bytes());
         stats.updates_made_again = (remade > 0).then_some(remade.into());
+        stats.made_again_s = (remade > 0).then_some(remade_s);
     };
     tell(&mut measured.stats);
     let mut report = made?;

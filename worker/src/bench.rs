@@ -4,7 +4,7 @@
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::health::Health;
 use crate::stages::StageFunctions;
-use crate::{Error, Result};
+use crate::{Error, Folders, Result};
 use agentgym_jobs::pipeline::Part;
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
@@ -24,7 +24,7 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) functions: &'a dyn StageFunctions,
     pub(crate) worker: &'a str,
     pub(crate) machine: &'a MachineFacts,
-    pub(crate) cache_dir: &'a Path,
+    pub(crate) folders: &'a Folders,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
     /// Learns how the store deals with this worker.
@@ -78,12 +78,7 @@ impl Patience for WithResultsInHand {
     }
 }
 
-/// The folder of downloaded inputs.
-pub(crate) fn input_cache(cache_dir: &Path) -> PathBuf {
-    cache_dir.join("inputs")
-}
-
-/// The size limit of that folder.
+/// The size limit of the machine's models.
 pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
     (plan.config.jobs.cache_gb * 1e9) as u64
 }
@@ -107,7 +102,7 @@ impl AttemptContext<'_> {
         StageContext {
             plan: Arc::clone(plan),
             part: making.part,
-            inputs: Inputs::new(store.clone(), making.inputs, input_cache(self.cache_dir))
+            inputs: Inputs::new(store.clone(), making.inputs, &self.folders.models)
                 .with_cache_max(cache_bytes(plan)),
             beat: beat.clone(),
             cancel: self.drain.child_token(),
@@ -126,8 +121,8 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    pub(crate) fn new(cache_dir: &Path, name: &str) -> Result<Self> {
-        let path = cache_dir.join("attempts").join(name);
+    pub(crate) fn new(scratch_dir: &Path, name: &str) -> Result<Self> {
+        let path = scratch_dir.join("attempts").join(name);
         std::fs::create_dir_all(&path).map_err(|source| Error::Io {
             what: format!("cannot make the folder {}", path.display()),
             source,

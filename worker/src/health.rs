@@ -220,16 +220,16 @@ fn unix_s() -> u64 {
 /// Tests everything that this worker needs to make a part.
 pub(crate) async fn probe(
     worker: &str,
-    (store, queue, cache_dir): (&Store, &Queue, &Path),
+    (store, queue, scratch_dir): (&Store, &Queue, &Path),
 ) -> Result<()> {
     store.probe().await?;
     queue.probe(worker).await?;
     let io = |source| Error::Io {
-        what: format!("cannot write into {}", cache_dir.display()),
+        what: format!("cannot write into {}", scratch_dir.display()),
         source,
     };
-    std::fs::create_dir_all(cache_dir).map_err(io)?;
-    let file = cache_dir.join("probe");
+    std::fs::create_dir_all(scratch_dir).map_err(io)?;
+    let file = scratch_dir.join("probe");
     let written = std::fs::write(&file, vec![0; SCRATCH_BYTES]);
     let _ = std::fs::remove_file(&file);
     written.map_err(io)

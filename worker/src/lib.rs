@@ -69,7 +69,7 @@ pub use process::{
 };
 pub use run_state::{RunState, load_plan};
 pub use runtime::{WorkerOptions, run_worker};
-pub use scratch::ScratchFolder;
+pub use scratch::{Folders, ScratchFolder};
 
 #[cfg(test)]
 mod damaged;

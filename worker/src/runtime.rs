@@ -13,13 +13,12 @@ use crate::health::Health;
 use crate::meters::Meters;
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result, panics};
+use crate::{Error, Folders, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_model::{Device, Dtype};
 use agentgym_queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_storage::{MachineFacts, Patience, RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,8 +64,8 @@ pub struct WorkerOptions {
     pub run: Option<RunId>,
     /// End when the run is finished or stopped.
     pub exit_when_finished: bool,
-    /// Local folder for inputs and scratch.
-    pub cache_dir: PathBuf,
+    /// Where it keeps files.
+    pub folders: Folders,
     /// Fetch the next policy while a part is being made. Off in simulated time.
     pub prefetch: bool,
     /// How long a drain waits for turns in progress.
@@ -377,7 +376,7 @@ impl Worker {
             functions: &*self.options.functions,
             worker: &self.options.name,
             machine: &self.options.machine,
-            cache_dir: &self.options.cache_dir,
+            folders: &self.options.folders,
             events: &self.events,
             drain: &drain,
             health: &self.health,

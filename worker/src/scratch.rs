@@ -1,19 +1,37 @@
-//! This process's folder for downloads and scratch files. It is removed with the process. The next
-//! process to start removes what killed processes left behind, so `kill -9` does not leak disk
-//! space permanently.
+//! The folders of a process on its machine. One is its own, for scratch files: it is removed with the
+//! process, and the next process removes what killed ones left behind. The other holds models and
+//! optimizer states by digest ([`agentgym_storage::Inputs`]), for all processes of the machine: the last
+//! one that closes it removes it, and a killed one leaves it to its successor.
 
 use crate::{Error, Result};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Locked as long as the process lives: a lock that is free marks an orphan.
 const LOCK: &str = "in-use";
 const PREFIX: &str = "agentgym-run-";
+const MODELS: &str = "agentgym-models";
+/// Beside the folder of models; every process that uses it holds a shared lock on this file.
+const MODELS_LOCK: &str = "agentgym-models.lock";
+/// After so long nobody comes back for the models of killed processes.
+const MODELS_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Where a worker keeps files.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    /// Scratch files of its process.
+    pub scratch: PathBuf,
+    /// Models and optimizer states, which the machine's processes share.
+    pub models: PathBuf,
+}
 
 /// See the module documentation.
 pub struct ScratchFolder {
-    path: PathBuf,
+    folders: Folders,
     _lock: File,
+    /// `None` where the models are in this process's own folder.
+    shared: Option<File>,
 }
 
 impl ScratchFolder {
@@ -35,20 +53,75 @@ impl ScratchFolder {
         if let Err(e) = lock.try_lock() {
             tracing::debug!("{} cannot be locked: {e}", path.display());
         }
-        Ok(Self { path, _lock: lock })
+        let models = parent.join(MODELS);
+        let shared = share(&models, &parent.join(MODELS_LOCK));
+        let (models, shared) = match shared {
+            Ok(users) => (models, Some(users)),
+            Err(e) => {
+                let models_here = path.join("models");
+                tracing::warn!(
+                    "{} cannot be shared with other processes ({e}); this one keeps its own models",
+                    models.display()
+                );
+                (models_here, None)
+            }
+        };
+        let folders = Folders {
+            scratch: path,
+            models,
+        };
+        Ok(Self {
+            folders,
+            _lock: lock,
+            shared,
+        })
     }
 
-    /// The folder's path.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Ends the process's use of both; the last one removes the models.
+    pub fn close(self) {
+        if let Some(users) = &self.shared
+            && users.unlock().is_ok()
+            && users.try_lock().is_ok()
+        {
+            remove(&self.folders.models);
+        }
+    }
+
+    /// Both folders.
+    pub fn folders(&self) -> &Folders {
+        &self.folders
     }
 }
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        if let Err(e) = std::fs::remove_dir_all(&self.path) {
-            tracing::debug!("{} stays behind: {e}", self.path.display());
-        }
+        remove(&self.folders.scratch);
+    }
+}
+
+/// Joins the users of the folder of models, and tries whether it can be written.
+fn share(models: &Path, lock: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    let users = options.create(true).truncate(false).write(true);
+    let users = users.open(lock)?;
+    let is_first = users.try_lock().is_ok();
+    let age = |at: &Path| std::fs::metadata(at).ok()?.modified().ok()?.elapsed().ok();
+    if is_first && age(lock).is_some_and(|age| age > MODELS_KEPT) {
+        remove(models);
+    }
+    users.set_modified(std::time::SystemTime::now())?;
+    users.unlock()?;
+    users.lock_shared()?;
+    std::fs::create_dir_all(models)?;
+    let probe = models.join(format!("probe-{}", agentgym_storage::nonce()));
+    std::fs::write(&probe, "")?;
+    std::fs::remove_file(&probe)?;
+    Ok(users)
+}
+
+fn remove(folder: &Path) {
+    if let Err(e) = std::fs::remove_dir_all(folder) {
+        tracing::debug!("{} stays behind: {e}", folder.display());
     }
 }
 
@@ -83,9 +156,55 @@ mod tests {
         std::fs::create_dir(&foreign).unwrap();
         let next = ScratchFolder::new(parent.path()).unwrap();
         assert!(!dead.exists(), "an orphan stays");
-        assert!(living.path().is_dir() && next.path().is_dir() && foreign.is_dir());
-        let path = next.path().to_owned();
+        assert!(
+            living.folders().scratch.is_dir()
+                && next.folders().scratch.is_dir()
+                && foreign.is_dir()
+        );
+        let path = next.folders().scratch.clone();
         drop(next);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_last_process_removes_the_models_and_a_killed_one_leaves_them() {
+        let parent = tempfile::tempdir().unwrap();
+        let first = ScratchFolder::new(parent.path()).unwrap();
+        let model = first.folders().models.join("a model");
+        std::fs::write(&model, "").unwrap();
+        let second = ScratchFolder::new(parent.path()).unwrap();
+        assert_eq!(first.folders().models, second.folders().models);
+        first.close();
+        assert!(model.exists(), "the second one uses it");
+        // As after a kill: nothing was closed.
+        drop(second);
+        let third = ScratchFolder::new(parent.path()).unwrap();
+        assert!(model.exists());
+        third.close();
+        assert!(!model.exists());
+    }
+
+    #[test]
+    fn models_of_a_killed_process_go_after_a_day() {
+        let parent = tempfile::tempdir().unwrap();
+        let models = parent.path().join(MODELS);
+        std::fs::create_dir_all(models.join("old")).unwrap();
+        let lock = File::create(parent.path().join(MODELS_LOCK)).unwrap();
+        let long_ago = std::time::SystemTime::now() - 2 * MODELS_KEPT;
+        lock.set_modified(long_ago).unwrap();
+        let next = ScratchFolder::new(parent.path()).unwrap();
+        assert_eq!(
+            std::fs::read_dir(&next.folders().models).unwrap().count(),
+            0
+        );
+    }
+
+    #[test]
+    fn a_process_keeps_its_own_models_where_none_can_be_shared() {
+        let parent = tempfile::tempdir().unwrap();
+        std::fs::write(parent.path().join(MODELS), "no folder").unwrap();
+        let alone = ScratchFolder::new(parent.path()).unwrap();
+        let own = alone.folders();
+        assert!(own.models.starts_with(&own.scratch));
     }
 }

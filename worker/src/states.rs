@@ -4,12 +4,12 @@
 //! the last one that is there: a part is a function of its inputs, and the digest tells whether the
 //! result is the same.
 
-use crate::bench::{AttemptContext, Making, Scratch, input_cache};
+use crate::bench::{AttemptContext, Making, Scratch};
 use crate::context::{Beat, StageContext};
 use crate::policies::OPTIMIZER;
 use crate::run_state::RunState;
 use crate::{Error, Result};
-use agentgym_jobs::pipeline::{Input, Part, PartId, Stage};
+use agentgym_jobs::pipeline::{Part, PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
     Artifact, AttemptId, Error as StorageError, Inputs, Manifest, Outputs, Store,
@@ -68,12 +68,6 @@ pub(crate) async fn stored(
     Ok(found)
 }
 
-/// The input whose optimizer state a part goes on with.
-fn state_input(part: &Part) -> Option<&Input> {
-    let mut inputs = part.inputs.iter();
-    inputs.find(|input| input.from.stage == part.id.stage)
-}
-
 /// Why a part should be left to others for now, if it should: its state is not at hand, and another
 /// worker may hold it or is of the class that can make it again.
 pub(crate) async fn why_leave(
@@ -81,7 +75,7 @@ pub(crate) async fn why_leave(
     state: &mut RunState,
     part: &Part,
 ) -> Result<Option<Leave>> {
-    let Some(input) = state_input(part) else {
+    let Some(input) = part.state_input() else {
         return Ok(None);
     };
     let Some(manifest) = state.manifest(input.from).await? else {
@@ -127,7 +121,7 @@ async fn is_at_hand(
     manifest: &Manifest,
 ) -> Result<bool> {
     let files: Vec<&Artifact> = manifest.written_later().collect();
-    let is_cached = Inputs::is_cached(&input_cache(bench.cache_dir), OPTIMIZER, &files);
+    let is_cached = Inputs::is_cached(&bench.folders.models, OPTIMIZER, &files);
     Ok(files.is_empty() || is_cached || store.holds(&files).await?)
 }
 
@@ -139,7 +133,7 @@ pub(crate) async fn open(
     context: &StageContext,
     store: &Store,
 ) -> Result<u32> {
-    match (open_at_hand(context).await, state_input(&context.part)) {
+    match (open_at_hand(context).await, context.part.state_input()) {
         (Err(e), Some(input)) if is_not_there(&e) => {
             tracing::info!("makes the optimizer state of {} again: {e}", input.from);
             let made = make_again(bench, state, input.from, (store, &context.beat)).await?;
@@ -154,7 +148,7 @@ pub(crate) async fn open(
 /// stage function.
 async fn open_at_hand(context: &StageContext) -> agentgym_storage::Result<()> {
     let inputs = &context.inputs;
-    if let Some(input) = state_input(&context.part)
+    if let Some(input) = context.part.state_input()
         && inputs
             .artifacts(&input.name)?
             .iter()
@@ -168,7 +162,7 @@ async fn open_at_hand(context: &StageContext) -> agentgym_storage::Result<()> {
 
 /// Removes the state that a part went on with from the cache: what it made of it is committed.
 pub(crate) async fn forget(context: &StageContext) {
-    if let Some(input) = state_input(&context.part) {
+    if let Some(input) = context.part.state_input() {
         context.inputs.forget_later(&input.name, OPTIMIZER).await;
     }
 }
@@ -190,7 +184,7 @@ async fn make_again(
     (store, beat): (&Store, &Beat),
 ) -> Result<u32> {
     let mut missing = vec![part_of(state, last)?];
-    while let Some(input) = state_input(&missing[missing.len() - 1]) {
+    while let Some(input) = missing[missing.len() - 1].state_input() {
         let from = input.from;
         match state.manifest(from).await? {
             Some(manifest) if !is_at_hand(bench, store, &manifest).await? => {}
@@ -241,7 +235,7 @@ async fn again(
     let slot = state.slot(id);
     let attempt = AttemptId::new(1);
     let scratch = Scratch::new(
-        bench.cache_dir,
+        &bench.folders.scratch,
         &format!("again-{}-{}", slot.stage, attempt.nonce),
     )?;
     let making = Making {

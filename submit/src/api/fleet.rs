@@ -25,7 +25,7 @@ struct Bar {
     labels: BTreeMap<String, String>,
 }
 
-/// Bytes between a worker and the store, and what that cost in time.
+/// Bytes between a worker and the store, and what that cost in time; what was made again instead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Moved {
@@ -36,6 +36,12 @@ pub(crate) struct Moved {
     pub(crate) store_s: f64,
     /// Of that, the time in which nothing was computed or played.
     pub(crate) store_waited_s: f64,
+    /// Bytes of optimizer states, written after the commits that name them.
+    pub(crate) put_after_bytes: u64,
+    /// Updates whose states were not in the store when somebody needed them.
+    pub(crate) updates_made_again: u64,
+    /// How long that took.
+    pub(crate) made_again_s: f64,
 }
 
 impl Moved {
@@ -45,6 +51,9 @@ impl Moved {
             got_bytes: stats.got_bytes.unwrap_or(0) + stats.got_ahead_bytes.unwrap_or(0),
             store_s: stats.store_s.unwrap_or(0.0),
             store_waited_s: stats.store_waited_s.unwrap_or(0.0),
+            put_after_bytes: stats.put_after_bytes.unwrap_or(0),
+            updates_made_again: stats.updates_made_again.unwrap_or(0),
+            made_again_s: stats.made_again_s.unwrap_or(0.0),
         }
     }
 
@@ -53,12 +62,16 @@ impl Moved {
         self.got_bytes += other.got_bytes;
         self.store_s += other.store_s;
         self.store_waited_s += other.store_waited_s;
+        self.put_after_bytes += other.put_after_bytes;
+        self.updates_made_again += other.updates_made_again;
+        self.made_again_s += other.made_again_s;
     }
 
     fn rounded(self) -> Self {
         Self {
             store_s: round(self.store_s),
             store_waited_s: round(self.store_waited_s),
+            made_again_s: round(self.made_again_s),
             ..self
         }
     }

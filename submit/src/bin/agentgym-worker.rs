@@ -246,6 +246,18 @@ async fn keep_in_step(given: PolicySync) -> agentgym_worker::Result<ExitCode> {
     }
 }
 
+/// Below the user's cache folder, or where that cannot be written below the folder for temporary files.
+fn scratch() -> agentgym_worker::Result<ScratchFolder> {
+    ScratchFolder::new(&agentgym_submit::cache_dir()).or_else(|e| {
+        let instead = std::env::temp_dir();
+        tracing::warn!(
+            "{e}; uses {} ($AGENTGYM_CACHE names another folder)",
+            instead.display()
+        );
+        ScratchFolder::new(&instead)
+    })
+}
+
 async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     let store = Store::open(&arguments.place.store).await?;
     store.probe().await?;
@@ -289,7 +301,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
             }
         }
     });
-    let scratch = ScratchFolder::new(&std::env::temp_dir())?;
+    let scratch = scratch()?;
     let runs = store.runs().await?;
     if runs.is_empty() {
         tracing::info!(
@@ -311,7 +323,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         dtype: arguments.dtype,
         run: arguments.run,
         exit_when_finished: arguments.exit_when_finished,
-        cache_dir: scratch.path().to_owned(),
+        folders: scratch.folders().clone(),
         prefetch: true,
         drain_grace: agentgym_worker::grace_of(limit),
         meters,
@@ -327,7 +339,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     };
     // The log task ends with the last sender, which a compute thread may hold a little longer.
     let stopped = tokio::time::timeout(Duration::from_secs(1), log).await;
-    drop(scratch);
+    scratch.close();
     worked?;
     Ok(match stopped {
         _ if drain.is_cancelled() => ExitCode::from(INTERRUPTED),

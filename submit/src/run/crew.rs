@@ -8,8 +8,7 @@ use crate::run::signals::Interrupts;
 use agentgym_jobs::plan::Plan;
 use agentgym_queue::Queue;
 use agentgym_storage::Store;
-use agentgym_worker::{WorkerOptions, run_worker};
-use std::path::Path;
+use agentgym_worker::{ScratchFolder, WorkerOptions, run_worker};
 use std::sync::Arc;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
@@ -22,7 +21,7 @@ pub(super) fn start_workers(
     store: &Store,
     plan: &Arc<Plan>,
     queue: &Queue,
-    (scratch, global): (&Path, &Global),
+    (scratch, global): (&ScratchFolder, &Global),
     interrupts: &Interrupts,
 ) -> Crew {
     let (events, receiver) = broadcast::channel(EVENTS_KEPT);
@@ -43,7 +42,7 @@ pub(super) fn start_workers(
             dtype: global.dtype,
             run: Some(plan.run.clone()),
             exit_when_finished: true,
-            cache_dir: scratch.to_owned(),
+            folders: scratch.folders().clone(),
             prefetch: true,
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),

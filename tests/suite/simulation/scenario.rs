@@ -11,7 +11,7 @@ use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_queue::{CancellationToken, Queue, QueueOptions};
 use agentgym_storage::{Error, Inputs, Store};
-use agentgym_worker::{Cause, Event, WorkerOptions, load_plan, run_worker};
+use agentgym_worker::{Cause, Event, Folders, WorkerOptions, load_plan, run_worker};
 use object_store::memory::InMemory;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -390,7 +390,10 @@ impl Scene {
             dtype: Default::default(),
             run: (!self.serves_all_runs).then(|| self.plan.run.clone()),
             exit_when_finished: false,
-            cache_dir: self.cache_dir.path().join(&link.name),
+            folders: Folders {
+                scratch: self.cache_dir.path().join(&link.name),
+                models: self.cache_dir.path().join(&link.name).join("models"),
+            },
             prefetch: false,
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),

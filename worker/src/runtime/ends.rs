@@ -76,7 +76,7 @@ impl Worker {
                 () = tokio::time::sleep(LOOK_EVERY / 5) => {}
             }
             if self.health.is_due() {
-                let probing = health::probe(name, (store, queue, &self.options.cache_dir));
+                let probing = health::probe(name, (store, queue, &self.options.folders.scratch));
                 match panics::caught(probing).await {
                     Ok(()) => self.health.recovered(),
                     Err(e) => self.in_trouble(None, e).await,

@@ -3,7 +3,7 @@
 //! needs the policy fetches it.
 
 use super::Worker;
-use crate::bench::{cache_bytes, input_cache};
+use crate::bench::cache_bytes;
 use crate::policies::{ADAPTER, POLICY};
 use crate::run_state::RunState;
 use crate::{Result, context::Resources, panics};
@@ -90,7 +90,7 @@ impl Worker {
         };
         shared.lock().await.remember(*newest, Arc::clone(&manifest));
         let inputs = |manifest: Manifest| {
-            let cache = input_cache(&self.options.cache_dir);
+            let cache = &self.options.folders.models;
             let counted = Arc::clone(&self.resources.read_ahead);
             Inputs::new(
                 self.options.store.patient(Ahead(counted)),

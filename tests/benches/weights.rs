@@ -1,0 +1,242 @@
+//! The way of a policy from its last optimizer step to the next prompt, over a slow line to the store.
+//! `cargo bench --workspace --bench weights -- SHAPE WEIGHTS RATE` plays five iterations with a trainer and
+//! two rollout workers, each a process on a machine of its own with a line of a gigabit and 30 ms to an S3
+//! server. SHAPE is `2m`, `135m` (SmolLM2's) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
+//! RATE is the learning rate. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
+//! iteration but the first it prints how long after the update's computing the next episode begins, what
+//! was moved, and what part of the iteration the worker that waited longest waited for the store. Nothing is
+//! asserted: timings vary. Needs the built programs.
+
+use agentgym_storage::{RunId, Store};
+use agentgym_tests::link::{Line, line_to};
+use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::redis::RedisServer;
+use agentgym_tests::s3::S3Server;
+use anyhow::{Context as _, ensure};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::str::FromStr as _;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+const RUN: &str = "weights";
+const ITERATIONS: u32 = 5;
+const GIGABIT: Line = Line {
+    bytes_per_s: 125e6,
+    one_way: Duration::from_millis(15),
+};
+
+/// The model's shape, and how many tasks an iteration plays.
+fn shape(name: &str) -> Option<(&'static str, u32)> {
+    Some(match name {
+        "2m" => (
+            "tiny?hidden=128&layers=8&heads=4&kv_heads=2&intermediate=384&vocab=512",
+            16,
+        ),
+        "135m" => (
+            "tiny?arch=llama&hidden=576&layers=30&heads=9&kv_heads=3&intermediate=1536&vocab=49152",
+            4,
+        ),
+        "500m" => (
+            "tiny?hidden=896&layers=24&heads=14&kv_heads=2&intermediate=4864&vocab=151936",
+            2,
+        ),
+        _ => return None,
+    })
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    // `cargo test --benches` only checks that it runs.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    let mut given = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('-'));
+    let name = given.next().map_or("2m", String::as_str);
+    let weights = given.next().map_or("bf16", String::as_str);
+    let rate = given.next().map_or("3e-5", String::as_str);
+    let (model, tasks) = shape(name).context("a shape is 2m, 135m or 500m")?;
+    ensure!(
+        ["f32", "bf16"].contains(&weights),
+        "weights are f32 or bf16"
+    );
+    played(model, tasks, weights == "bf16", rate).await
+}
+
+async fn played(model: &str, tasks: u32, narrow: bool, rate: &str) -> anyhow::Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let (redis, s3) = (RedisServer::start(), S3Server::start(scratch.path()).await);
+    let (env, opened) = environment().await?;
+    let own = if narrow { ", dtype: bf16" } else { "" };
+    let rhythm = if narrow { ", full_policy_freq: 8" } else { "" };
+    let config = format!(
+        "run: {{id: {RUN}}}
+actor_rollout_ref:
+  model: {{path: '{model}'{own}}}
+  actor: {{ppo_mini_batch_size: {half}, entropy_coeff: 0.01, optim: {{lr: {rate}, weight_decay: 0.0}}}}
+  rollout: {{n: 2, max_tokens: 16, max_model_len: 1024}}
+  agentgym: {{task_name: textcraft, env_addr: '{url}'}}
+data: {{train_batch_size: {tasks}, max_prompt_length: 768, max_response_length: 256, tasks: [{{env: textcraft, ids: 0..1000}}]}}
+algorithm: {{rounds_ctrl: {{rounds: 3}}}}
+trainer: {{total_training_steps: {ITERATIONS}, test_freq: 0, save_freq: {ITERATIONS}{rhythm}}}
+jobs: {{rollout_part_tasks: {half}, threads: 1, workers: 0}}
+queue: {{url: '{queue}'}}
+",
+        half = tasks / 2,
+        url = env.url,
+        queue = redis.url(),
+    );
+    let path = scratch.path().join("weights.yaml");
+    std::fs::write(&path, config)?;
+    let mut workers = Vec::new();
+    for (stages, index) in [("rollout", 0), ("rollout", 1), ("", 2)] {
+        let line = line_to(s3.address(), GIGABIT).await;
+        let mut worker = program("agentgym-worker");
+        worker
+            .args(["--threads", "1", "--queue", &redis.url()])
+            .args(["--store", &s3.url_by(line)])
+            .envs(
+                s3.env()
+                    .into_iter()
+                    .filter(|(name, _)| *name != "AWS_ENDPOINT_URL"),
+            );
+        if stages.is_empty() {
+            let others = ["init", "log_probs", "advantage", "update", "expire"];
+            worker.args(["--stages", &others.join(",")]);
+        } else {
+            worker.args(["--stages", stages]);
+        }
+        workers.push(Running::start_logged(
+            worker,
+            &scratch.path().join(format!("worker-{index}")),
+        ));
+    }
+    let mut submit = program("agentgym-submit");
+    submit
+        .arg(&path)
+        .arg("--quiet")
+        .args(["--store", &s3.url, "--queue", &redis.url()])
+        .envs(s3.env());
+    let output = tokio::task::spawn_blocking(|| finish(submit)).await?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let opened = opened.lock().expect("nobody panics").clone();
+    report(&s3, &opened).await
+}
+
+/// Times at which episodes were opened, seconds since 1970.
+type Opened = Arc<Mutex<Vec<f64>>>;
+
+struct Environment {
+    url: String,
+    _server: Running,
+}
+
+/// TextCraft, behind a proxy that notes when an episode is opened.
+async fn environment() -> anyhow::Result<(Environment, Opened)> {
+    let server = SocketAddr::from(([127, 0, 0, 1], agentgym_tests::ports::free_port()));
+    let mut command = program("agentgym-env");
+    command.args([
+        "textcraft",
+        "--worlds",
+        "1-2",
+        "--port",
+        &server.port().to_string(),
+    ]);
+    let running = Running::start(command);
+    let begun = SystemTime::now();
+    while TcpStream::connect(server).await.is_err() {
+        ensure!(begun.elapsed()?.as_secs() < 20, "the server does not start");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let opened = Opened::default();
+    let notes = Arc::clone(&opened);
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let notes = Arc::clone(&notes);
+            tokio::spawn(async move {
+                let far = TcpStream::connect(server).await?;
+                let (mut asks, mut hears) = near.into_split();
+                let (mut answers, mut takes) = far.into_split();
+                let asked = async {
+                    let mut piece = vec![0; 1 << 16];
+                    loop {
+                        let length = asks.read(&mut piece).await?;
+                        if length == 0 {
+                            return takes.shutdown().await;
+                        }
+                        if piece[..length].starts_with(b"POST /create") {
+                            notes.lock().expect("nobody panics").push(unix_s());
+                        }
+                        takes.write_all(&piece[..length]).await?;
+                    }
+                };
+                let answered = tokio::io::copy(&mut answers, &mut hears);
+                tokio::try_join!(asked, answered).map(|_| ())
+            });
+        }
+    });
+    let environment = Environment {
+        url,
+        _server: running,
+    };
+    Ok((environment, opened))
+}
+
+fn unix_s() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64()
+}
+
+async fn report(s3: &S3Server, opened: &[f64]) -> anyhow::Result<()> {
+    let store = Store::open_with(&s3.url, &s3.env()).await?;
+    let run = RunId::from_str(RUN)?;
+    let mut begun = BTreeMap::new();
+    for (slot, attempts) in store.all_attempts(&run).await? {
+        let last = attempts.last().context("a commit has an attempt")?;
+        begun.insert(slot, last.start.began_unix_s());
+    }
+    let first = |after: f64| opened.iter().copied().find(|at| *at >= after);
+    let mut total = (0.0, 0);
+    println!(
+        "iteration  seconds  computing of update  from it to the next episode  waited for the store  put MB  got MB"
+    );
+    for iteration in 2..ITERATIONS {
+        let (mut waited, mut put, mut got) = (BTreeMap::<String, f64>::new(), 0.0, 0.0);
+        let (mut update, mut rollout) = (None, f64::MAX);
+        for (slot, began) in begun.iter().filter(|(slot, _)| slot.iteration == iteration) {
+            let manifest = store.manifest(slot).await?.context("it is committed")?;
+            let work = manifest.work.context("a commit says how it went")?;
+            let stat = |name: &str| work.stats.get(name).and_then(|v| v.as_f64()).unwrap_or(0.0);
+            put += stat("put_bytes") + stat("put_after_bytes");
+            got += stat("got_bytes") + stat("got_ahead_bytes");
+            *waited.entry(work.worker.clone()).or_default() += stat("store_waited_s");
+            match slot.stage.as_str() {
+                "update" => update = Some((*began, stat("busy_s"))),
+                "rollout" => rollout = rollout.min(*began),
+                _ => {}
+            }
+        }
+        let (began, busy) = update.context("an iteration has an update")?;
+        let next = first(began).context("episodes follow")?;
+        let all = next - first(rollout).context("episodes were played")?;
+        let gap = next - began - busy;
+        let longest = waited.values().copied().fold(0.0, f64::max);
+        println!(
+            "{iteration:9}  {all:7.1}  {busy:19.1}  {gap:27.2}  {longest:7.2} s ({:4.1} %)  {:7.1}  {:6.1}",
+            100.0 * longest / all,
+            put / 1e6,
+            got / 1e6
+        );
+        total = (total.0 + gap, total.1 + 1);
+    }
+    println!("on average {:.2} s", total.0 / f64::from(total.1));
+    Ok(())
+}
