@@ -261,11 +261,6 @@ impl Error {
         }
     }
 
-    /// Whether a local disk is full.
-    pub(crate) fn is_local_and_full(&self) -> bool {
-        matches!(self, Self::Local { source, .. } if is_full(source.kind()))
-    }
-
     pub(crate) fn local(
         doing: &'static str,
         path: impl Into<PathBuf>,

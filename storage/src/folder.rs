@@ -82,7 +82,6 @@ pub(crate) async fn cached(
 ) -> Result<LocalFolder> {
     let (files, id) = content_of(files, under);
     let path = cache.join(&id);
-    let mut room = bytes_max;
     for _ in 0..TRIES {
         if let Some(folder) = held(&files, &id, cache).await? {
             return Ok(folder);
@@ -90,24 +89,18 @@ pub(crate) async fn cached(
         let partial = cache.join(format!("{id}.{}.partial", nonce()));
         let (cache_dir, own) = (cache.to_owned(), id.clone());
         let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
-        blocking(move || evict(&cache_dir, &own, incoming, room)).await?;
+        blocking(move || evict(&cache_dir, &own, incoming, bytes_max)).await?;
         let downloaded = download(store, &files, &partial, cache).await;
         let (from, to) = (partial, path.clone());
-        // A full disk: everything idle goes before the second try.
-        let is_full = matches!(&downloaded, Err(e) if e.is_local_and_full());
-        let again = is_full && std::mem::replace(&mut room, 0) > 0;
-        let done = blocking(move || {
+        blocking(move || {
             // Renaming onto a non-empty folder fails: another process was faster, and the next
             // iteration of the loop checks its files.
             if downloaded.is_err() || std::fs::rename(&from, &to).is_err() {
                 let _ = std::fs::remove_dir_all(&from);
             }
             downloaded
-        });
-        match done.await {
-            Err(_) if again => {}
-            other => other?,
-        }
+        })
+        .await?;
     }
     let source = std::io::Error::other("it is damaged again and again; is the disk failing?");
     Err(Error::local("keep the files of", path, source))
@@ -279,6 +272,14 @@ pub(crate) async fn begins_with(path: &Path, digests: Vec<Digest>) -> Result<boo
         Ok(holds(&file, &digests))
     })
     .await
+}
+
+/// Removes what nobody uses from the cache, since its disk is full.
+pub async fn make_room(cache: &Path) {
+    let cache = cache.to_owned();
+    if let Err(e) = blocking(move || evict(&cache, "", 0, 0)).await {
+        tracing::debug!("the cache stays as it is: {e}");
+    }
 }
 
 /// Makes room for `incoming` bytes: removes the least recently used folders and abandoned

@@ -39,7 +39,7 @@ pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart, Mach
 pub use commit::Committed;
 pub use error::{Error, Result, Verdict};
 pub use expire::Expired;
-pub use folder::LocalFolder;
+pub use folder::{LocalFolder, make_room};
 pub use inputs::{INPUT_BYTES_MAX, Inputs};
 pub use journal::{Journal, SEGMENT_BYTES_MAX};
 pub use keys::{AttemptId, Key, PartKey, RunId, nonce};

@@ -15,7 +15,10 @@ use tempfile::TempDir;
 
 const CONFIG: &str = "configs/smoke.yaml";
 const ITERATIONS: u32 = 8;
-const PLAYED: [&str; 7] = [
+const PLAYED: [&str; 9] = [
+    // Small differences.
+    "actor_rollout_ref.actor.optim.lr=1e-5",
+    "sft.lr=1e-5",
     "actor_rollout_ref.model.dtype=bf16",
     "trainer.total_training_steps=8",
     "trainer.save_freq=3",
@@ -53,7 +56,9 @@ pub(crate) fn killed_after(
 
 /// Where the commit of an iteration's update is.
 pub(crate) fn update_of(store: &Path, iteration: u32) -> PathBuf {
-    store.join(format!("runs/{RUN}/commits/{iteration:08}/update"))
+    store.join(format!(
+        "runs/{RUN}/commits/{iteration:08}/update/000000.json"
+    ))
 }
 
 /// Waits for what a process does before it ends.
@@ -203,16 +208,33 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_of_objects_gives_the_same_digest() {
     let (folder, objects) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    // Larger differences: a chain ends before it takes long to read.
+    let large = ["actor_rollout_ref.actor.optim.lr=1e-4"];
+    let settings = [&settings(RHYTHM)[..], &large].concat();
     let digest = end(
-        submit_config(CONFIG, folder.path(), &settings(RHYTHM)),
+        submit_config(CONFIG, folder.path(), &settings),
         folder.path(),
+    );
+    let place = folder.path().display().to_string();
+    let (store, mut chains) = (Store::open(&place).await.unwrap(), BTreeSet::new());
+    for iteration in 1..=ITERATIONS {
+        let manifest = update(&store, iteration).await;
+        let found = weights(&manifest);
+        let (links, read) = (found.links(), found.links().map(Artifact::stored_size));
+        let read: u64 = read.sum();
+        assert!(read <= found.size / 10 * 14, "{read} of {}", found.size);
+        chains.insert(links.count());
+    }
+    assert!(
+        chains.iter().max() < Some(&4) && chains.len() > 1,
+        "{chains:?}"
     );
     let server = S3Server::start(objects.path()).await;
     let queue = format!(
         "queue.url=sqlite:{}",
         folder.path().join("q.sqlite").display()
     );
-    let mut submit = submit_to(CONFIG, &server.url, &settings(RHYTHM));
+    let mut submit = submit_to(CONFIG, &server.url, &settings);
     submit.arg(queue).envs(server.env());
     let mut asked = program("agentgym-submit");
     asked

@@ -165,12 +165,17 @@ pub(crate) async fn run(
         Err(e) if bench.drain.is_cancelled() && e.is_outage() => {
             (AttemptOutcome::Drained, e.to_string(), None, Ended::Drained)
         }
-        Err(e) => (
-            AttemptOutcome::Failed,
-            e.to_string(),
-            None,
-            Ended::Failed(e),
-        ),
+        Err(e) => {
+            if e.is_full() {
+                agentgym_storage::make_room(&bench.folders.models).await;
+            }
+            (
+                AttemptOutcome::Failed,
+                e.to_string(),
+                None,
+                Ended::Failed(e),
+            )
+        }
     };
     let end = AttemptEnd {
         outcome,

@@ -123,7 +123,7 @@ impl Error {
             Self::Model(e) if matches!(**e, agentgym_model::Error::DeviceLost { .. }) => {
                 Cause::Device
             }
-            Self::Io { source, .. } if is_full(source) => Cause::Store,
+            _ if self.is_full() => Cause::Store,
             _ => Cause::Part,
         }
     }
@@ -154,6 +154,9 @@ impl Error {
                 matches!(e.verdict(), Verdict::Wait(_))
             }
             Self::Io { source, .. } => is_full(source),
+            Self::Model(e) => {
+                matches!(&**e, agentgym_model::Error::Io { source, .. } if is_full(source))
+            }
             _ => false,
         }
     }

@@ -273,6 +273,12 @@ async fn the_cache_is_bounded_and_spares_what_is_in_use() {
         .filter(|e| e.path().is_dir())
         .count();
     assert!(folders <= 9, "{folders} folders stay behind");
+
+    // On a full disk what nobody uses goes.
+    agentgym_storage::make_room(&cache).await;
+    let left = std::fs::read_dir(&cache).unwrap().flatten();
+    let left = left.filter(|e| e.path().is_dir()).map(|e| e.path());
+    assert_eq!(left.collect::<Vec<_>>(), [held.path()]);
 }
 
 /// By digest and by size: the least recently used entries are removed first.
