@@ -112,7 +112,7 @@ fn tensor_files() {
     corpus.resize(8, small);
     survives("model.safetensors", &corpus, 4000, 16 << 20, |bytes| {
         std::fs::write(&path, bytes).unwrap();
-        if let Ok(mut file) = TensorFile::open(&path) {
+        if let Ok(file) = TensorFile::open(&path) {
             for name in file.names() {
                 // No more is read than the file has.
                 let read = file.read(&name).map_or(0, |tensor| tensor.len());

@@ -1,6 +1,6 @@
 //! Copies of artifacts on this machine: files of the cache, which their readers lock.
 
-use crate::artifact::{chunk_range, hash};
+use crate::artifact::{absorb, chunk_range, hash};
 use crate::{Artifact, Digest, Error, Result};
 use bytes::Bytes;
 use std::fs::File;
@@ -11,6 +11,8 @@ use std::time::SystemTime;
 
 /// Chunks of 64 MiB read concurrently.
 pub(crate) const CHUNKS_AT_ONCE: usize = 3;
+/// Bytes of a file that are read and hashed at once.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A copy, on this machine, of an artifact or of one that it differs from.
 #[derive(Debug)]
@@ -80,10 +82,17 @@ pub(crate) fn read_part(path: &Path, range: std::ops::Range<u64>) -> std::io::Re
 
 /// Whether the chunks that follow in a file have these digests.
 pub(crate) fn holds(file: &File, digests: &[Digest]) -> bool {
+    let mut piece = vec![0; PIECE_BYTES];
     digests.iter().all(|expected| {
-        let mut hasher = blake3::Hasher::new();
-        let read = hasher.update_reader(file.take(crate::CHUNK_BYTES));
-        read.is_ok_and(|hasher| hasher.finalize() == *expected.as_bytes())
+        let (mut hasher, mut chunk) = (blake3::Hasher::new(), file.take(crate::CHUNK_BYTES));
+        loop {
+            match chunk.read(&mut piece) {
+                Ok(0) => return hasher.finalize() == *expected.as_bytes(),
+                Ok(read) => absorb(&mut hasher, &piece[..read]),
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
     })
 }
 

@@ -36,9 +36,9 @@ const CHANGED: u64 = 20;
 
 fn config(shape: &str) -> Option<(&'static str, &'static str)> {
     const LLAMA_1B: &str =
-        "tiny?arch=llama&hidden=2048&layers=22&heads=32&kv_heads=4&intermediate=5632&vocab=32000";
+        "tiny?arch=llama&hidden=2048&layers=24&heads=32&kv_heads=4&intermediate=5632&vocab=2048";
     const LLAMA_3B: &str =
-        "tiny?arch=llama&hidden=3072&layers=28&heads=24&kv_heads=8&intermediate=8192&vocab=128256";
+        "tiny?arch=llama&hidden=3072&layers=30&heads=24&kv_heads=8&intermediate=8192&vocab=2048";
     Some(match shape {
         "2m-bf16" => (
             "tiny?hidden=128&layers=8&heads=4&kv_heads=2&intermediate=384&vocab=512",

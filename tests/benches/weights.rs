@@ -1,8 +1,8 @@
 //! The way of a policy from its last optimizer step to the next prompt, over a slow line to the store.
 //! `cargo bench --workspace --bench weights -- SHAPE WEIGHTS RATE` plays five iterations with a trainer and
 //! two rollout workers, each a process on a machine of its own with a line of a gigabit and 30 ms to an S3
-//! server. SHAPE is `2m`, `135m` (SmolLM2's) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
-//! RATE is the learning rate. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
+//! server. SHAPE is `2m`, `135m` (SmolLM2's width) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
+//! RATE is the learning rate; keys and values may follow. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
 //! iteration but the first it prints how long after the update's computing the next episode begins, what
 //! was moved, and what part of the iteration the worker that waited longest waited for the store. Nothing is
 //! asserted: timings vary. Needs the built programs.
@@ -36,11 +36,11 @@ fn shape(name: &str) -> Option<(&'static str, u32)> {
             16,
         ),
         "135m" => (
-            "tiny?arch=llama&hidden=576&layers=30&heads=9&kv_heads=3&intermediate=1536&vocab=49152",
+            "tiny?arch=llama&hidden=576&layers=38&heads=9&kv_heads=3&intermediate=1536&vocab=2048",
             4,
         ),
         "500m" => (
-            "tiny?hidden=896&layers=24&heads=14&kv_heads=2&intermediate=4864&vocab=151936",
+            "tiny?hidden=896&layers=33&heads=14&kv_heads=2&intermediate=4864&vocab=2048",
             2,
         ),
         _ => return None,
@@ -54,9 +54,11 @@ async fn main() -> anyhow::Result<()> {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
+    let is_override = |argument: &&String| argument.contains('=');
+    let overrides: Vec<&String> = arguments.iter().filter(is_override).collect();
     let mut given = arguments
         .iter()
-        .filter(|argument| !argument.starts_with('-'));
+        .filter(|argument| !argument.starts_with('-') && !is_override(argument));
     let name = given.next().map_or("2m", String::as_str);
     let weights = given.next().map_or("bf16", String::as_str);
     let rate = given.next().map_or("3e-5", String::as_str);
@@ -65,10 +67,15 @@ async fn main() -> anyhow::Result<()> {
         ["f32", "bf16"].contains(&weights),
         "weights are f32 or bf16"
     );
-    played(model, tasks, weights == "bf16", rate).await
+    played((model, tasks), weights == "bf16", rate, &overrides).await
 }
 
-async fn played(model: &str, tasks: u32, narrow: bool, rate: &str) -> anyhow::Result<()> {
+async fn played(
+    (model, tasks): (&str, u32),
+    narrow: bool,
+    rate: &str,
+    overrides: &[&String],
+) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let (redis, s3) = (RedisServer::start(), S3Server::start(scratch.path()).await);
     let (env, opened) = environment().await?;
@@ -120,13 +127,14 @@ queue: {{url: '{queue}'}}
     submit
         .arg(&path)
         .arg("--quiet")
+        .args(overrides)
         .args(["--store", &s3.url, "--queue", &redis.url()])
         .envs(s3.env());
     let output = tokio::task::spawn_blocking(|| finish(submit)).await?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", output.status);
     let opened = opened.lock().expect("nobody panics").clone();
-    report(&s3, &opened).await
+    report(&s3, &opened, narrow).await
 }
 
 /// Times at which episodes were opened, seconds since 1970.
@@ -195,7 +203,7 @@ fn unix_s() -> f64 {
     now.unwrap_or_default().as_secs_f64()
 }
 
-async fn report(s3: &S3Server, opened: &[f64]) -> anyhow::Result<()> {
+async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<()> {
     let store = Store::open_with(&s3.url, &s3.env()).await?;
     let run = RunId::from_str(RUN)?;
     let mut begun = BTreeMap::new();
@@ -206,37 +214,54 @@ async fn report(s3: &S3Server, opened: &[f64]) -> anyhow::Result<()> {
     let first = |after: f64| opened.iter().copied().find(|at| *at >= after);
     let mut total = (0.0, 0);
     println!(
-        "iteration  seconds  computing of update  from it to the next episode  waited for the store  put MB  got MB"
+        "iteration  seconds  update: computing, else  its commit to the next episode  waited for the store  \
+         put MB  got MB  a player's, of a policy in f32"
     );
     for iteration in 2..ITERATIONS {
         let (mut waited, mut put, mut got) = (BTreeMap::<String, f64>::new(), 0.0, 0.0);
-        let (mut update, mut rollout) = (None, f64::MAX);
+        let (mut update, mut rollout, mut policy) = (None, f64::MAX, 1.0);
+        let mut read = BTreeMap::<String, f64>::new();
         for (slot, began) in begun.iter().filter(|(slot, _)| slot.iteration == iteration) {
             let manifest = store.manifest(slot).await?.context("it is committed")?;
+            let weights = manifest
+                .output("policy/model.safetensors")
+                .map_or(0, |a| a.size);
             let work = manifest.work.context("a commit says how it went")?;
             let stat = |name: &str| work.stats.get(name).and_then(|v| v.as_f64()).unwrap_or(0.0);
             put += stat("put_bytes") + stat("put_after_bytes");
-            got += stat("got_bytes") + stat("got_ahead_bytes");
+            let own = stat("got_bytes") + stat("got_ahead_bytes");
+            got += own;
             *waited.entry(work.worker.clone()).or_default() += stat("store_waited_s");
             match slot.stage.as_str() {
-                "update" => update = Some((*began, stat("busy_s"))),
-                "rollout" => rollout = rollout.min(*began),
+                "update" => {
+                    update = Some((*began, stat("busy_s"), work.wall_s));
+                    policy = weights as f64 * if narrow { 2.0 } else { 1.0 };
+                }
+                "rollout" => {
+                    rollout = rollout.min(*began);
+                    *read.entry(work.worker.clone()).or_default() += own;
+                }
                 _ => {}
             }
         }
-        let (began, busy) = update.context("an iteration has an update")?;
+        let (began, busy, wall) = update.context("an iteration has an update")?;
         let next = first(began).context("episodes follow")?;
         let all = next - first(rollout).context("episodes were played")?;
         let gap = next - began - busy;
         let longest = waited.values().copied().fold(0.0, f64::max);
+        let (rest, on_the_way) = (wall - busy, next - began - wall);
+        let most = read.values().copied().fold(0.0, f64::max) / policy;
         println!(
-            "{iteration:9}  {all:7.1}  {busy:19.1}  {gap:27.2}  {longest:7.2} s ({:4.1} %)  {:7.1}  {:6.1}",
+            "{iteration:9}  {all:7.1}  {busy:17.1}, {rest:4.1}  {on_the_way:29.2}  {longest:9.2} s ({:4.1} %)  {:6.1}  {:6.1}  {most:.4}",
             100.0 * longest / all,
             put / 1e6,
             got / 1e6
         );
         total = (total.0 + gap, total.1 + 1);
     }
-    println!("on average {:.2} s", total.0 / f64::from(total.1));
+    println!(
+        "from computing to the next episode {:.2} s on average",
+        total.0 / f64::from(total.1)
+    );
     Ok(())
 }

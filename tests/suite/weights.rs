@@ -208,9 +208,9 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_of_objects_gives_the_same_digest() {
     let (folder, objects) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    // Larger differences: a chain ends before it takes long to read.
+    // Larger differences, and no rhythm: a chain ends before it takes long to read.
     let large = ["actor_rollout_ref.actor.optim.lr=1e-4"];
-    let settings = [&settings(RHYTHM)[..], &large].concat();
+    let settings = [&settings("trainer.full_policy_freq=20")[..], &large].concat();
     let digest = end(
         submit_config(CONFIG, folder.path(), &settings),
         folder.path(),
@@ -225,10 +225,7 @@ async fn a_store_of_objects_gives_the_same_digest() {
         assert!(read <= found.size / 10 * 14, "{read} of {}", found.size);
         chains.insert(links.count());
     }
-    assert!(
-        chains.iter().max() < Some(&4) && chains.len() > 1,
-        "{chains:?}"
-    );
+    assert!(chains.contains(&1) && chains.len() > 1, "{chains:?}");
     let server = S3Server::start(objects.path()).await;
     let queue = format!(
         "queue.url=sqlite:{}",

@@ -366,7 +366,7 @@ impl PartialSum {
     /// Reads what [`PartialSum::save`] wrote for parameters of these names and sizes.
     pub(crate) fn load(dir: &Path, sizes: &BTreeMap<String, usize>) -> Result<Self> {
         let path = dir.join(FILE);
-        let mut file = TensorFile::open(&path)?;
+        let file = TensorFile::open(&path)?;
         let said = (|| {
             let units: usize = file.said("units")?.parse().ok()?;
             let nodes: Vec<Node> = serde_json::from_str(file.said("nodes")?).ok()?;

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+use rayon::prelude::*;
+
 use crate::cpu::gradients::Gradients;
 use crate::folder::parameter::{is_dense, numbers, transpose};
 use crate::folder::tensor_file::{self, TensorFile};
@@ -218,7 +220,7 @@ impl AdamWState {
     /// Reads what [`AdamWState::save`] wrote for the same parameters.
     pub(crate) fn load(dir: &Path, shapes: BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let path = dir.join(FILE);
-        let mut file = TensorFile::open(&path)?;
+        let file = TensorFile::open(&path)?;
         let step = file.said("step").and_then(|step| step.parse().ok());
         let bad = |tensor: String, message: String| Error::Tensor {
             path: path.clone(),
@@ -231,7 +233,7 @@ impl AdamWState {
                 message: "the metadata lack the step count; not an optimizer state".to_owned(),
             });
         };
-        let mut read = |kind: &str, name: &str, shape: &[usize]| {
+        let read = |kind: &str, name: &str, shape: &[usize]| {
             let tensor = format!("{kind}.{name}");
             let Some((dtype, found)) = file.info(&tensor) else {
                 return Err(bad(tensor, "is missing".to_owned()));
@@ -255,19 +257,20 @@ impl AdamWState {
                 numbers
             })
         };
-        let mut moments = BTreeMap::new();
-        for (name, shape) in shapes {
+        let all: Vec<_> = shapes.into_iter().collect();
+        let all = all.into_par_iter().map(|(name, shape)| {
             let first = read(MOMENTS[0], &name, &shape)?;
             let second = read(MOMENTS[1], &name, &shape)?;
-            moments.insert(
-                name,
-                Moments {
-                    shape,
-                    first,
-                    second,
-                },
-            );
-        }
+            let moments = Moments {
+                shape,
+                first,
+                second,
+            };
+            Ok((name, moments))
+        });
+        // Of several bad ones the first is named, whoever was faster.
+        let all: Vec<Result<_>> = all.collect();
+        let moments = all.into_iter().collect::<Result<_>>()?;
         Ok(AdamWState { step, moments })
     }
 }

@@ -4,9 +4,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::{Map, Value, json};
@@ -19,6 +21,8 @@ const LENGTH_BYTES: usize = 8;
 /// `safetensors` refuses larger headers too.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 const F32_BYTES: usize = 4;
+/// Written at once.
+const PIECE_BYTES: usize = 1 << 20;
 /// How the text begins that stands in the place of a file which Git LFS has not fetched.
 const GIT_LFS: &[u8; LENGTH_BYTES] = b"version ";
 
@@ -68,12 +72,13 @@ impl Entry<'_> {
         check_finite(name, self.numbers)
     }
 
-    fn write(&self, file: &mut impl Write) -> std::io::Result<()> {
+    /// Writes the bytes to their place in the file.
+    fn write(&self, file: &File, mut place: u64) -> std::io::Result<()> {
         let numbers = match self.turned {
             true => Cow::Owned(transpose(self.numbers, self.shape[1], self.shape[0])),
             false => Cow::Borrowed(self.numbers),
         };
-        let mut bytes = [0; 1 << 14];
+        let mut bytes = vec![0; PIECE_BYTES];
         for some in numbers.chunks(bytes.len() / F32_BYTES) {
             match self.dtype {
                 crate::Dtype::F32 => {
@@ -90,7 +95,9 @@ impl Entry<'_> {
                         .for_each(|(place, x)| *place = upper(x).to_le_bytes());
                 }
             }
-            file.write_all(&bytes[..some.len() * self.dtype.bytes()])?;
+            let piece = &bytes[..some.len() * self.dtype.bytes()];
+            file.write_all_at(piece, place)?;
+            place += piece.len() as u64;
         }
         Ok(())
     }
@@ -118,7 +125,7 @@ pub(crate) struct Listed {
     pub(crate) bytes: usize,
 }
 
-/// Writes one file, tensor by tensor, so that at most one of them is copied in memory.
+/// Writes one file; each thread has at most one tensor's copy in memory.
 pub(crate) fn save(
     path: &Path,
     entries: &BTreeMap<String, Entry<'_>>,
@@ -130,15 +137,16 @@ pub(crate) fn save(
         shape: entry.shape.clone(),
         bytes: entry.numbers.len() * entry.dtype.bytes(),
     });
-    write(
-        path,
-        &listed.collect::<Vec<_>>(),
-        metadata,
-        |tensor, file| match entries.get(&tensor.name) {
-            Some(entry) => entry.write(file).map_err(Error::io(path)),
-            None => Ok(()),
-        },
-    )
+    let (mut file, mut place) = begin(path, &listed.collect::<Vec<_>>(), metadata)?;
+    file.flush().map_err(Error::io(path))?;
+    let mut places = Vec::with_capacity(entries.len());
+    for entry in entries.values() {
+        places.push((entry, place));
+        place += (entry.numbers.len() * entry.dtype.bytes()) as u64;
+    }
+    let write = |(entry, place): (&Entry<'_>, u64)| entry.write(file.get_ref(), place);
+    let written = places.into_par_iter().try_for_each(write);
+    written.map_err(Error::io(path))
 }
 
 /// Writes one file of `tensors`, sorted by name; `data` writes the bytes of one of them.
@@ -148,6 +156,19 @@ pub(crate) fn write(
     metadata: &[(&str, String)],
     mut data: impl FnMut(&Listed, &mut BufWriter<File>) -> Result<()>,
 ) -> Result<()> {
+    let (mut file, _) = begin(path, tensors, metadata)?;
+    for tensor in tensors {
+        data(tensor, &mut file)?;
+    }
+    file.flush().map_err(Error::io(path))
+}
+
+/// Begins a file with its header; the tensors begin at the place that is returned.
+fn begin(
+    path: &Path,
+    tensors: &[Listed],
+    metadata: &[(&str, String)],
+) -> Result<(BufWriter<File>, u64)> {
     let mut header = Map::new();
     let metadata: BTreeMap<_, _> = metadata.iter().cloned().collect();
     header.insert("__metadata__".to_owned(), json!(metadata));
@@ -161,14 +182,12 @@ pub(crate) fn write(
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
-    let mut file = BufWriter::new(File::create(path).map_err(Error::io(path))?);
+    let file = File::create(path).map_err(Error::io(path))?;
+    let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
     (file.write_all(&(header.len() as u64).to_le_bytes()))
         .and_then(|()| file.write_all(&header))
         .map_err(Error::io(path))?;
-    for tensor in tensors {
-        data(tensor, &mut file)?;
-    }
-    file.flush().map_err(Error::io(path))
+    Ok((file, (LENGTH_BYTES + header.len()) as u64))
 }
 
 /// A file whose tensors are read one at a time.
@@ -277,16 +296,14 @@ impl TensorFile {
     }
 
     /// The bytes of a tensor; none where there is no such tensor.
-    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
         let Some(info) = self.header.info(name) else {
             return Ok(Vec::new());
         };
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
-        let place = SeekFrom::Start(self.start + start as u64);
         self.file
-            .seek(place)
-            .and_then(|_| self.file.read_exact(&mut bytes))
+            .read_exact_at(&mut bytes, self.start + start as u64)
             .map_err(Error::io(&self.path))?;
         Ok(bytes)
     }
@@ -338,7 +355,7 @@ mod tests {
         let expected = safetensors::serialize(views, Some(format)).unwrap();
         assert!(std::fs::read(&path).unwrap() == expected);
 
-        let mut file = TensorFile::open(&path).unwrap();
+        let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.names(), ["a.norm", "b.q_proj.weight"]);
         assert_eq!(file.said("format"), Some("pt"));
         assert_eq!(file.info("b.q_proj.weight").unwrap().1, [2, 3]);

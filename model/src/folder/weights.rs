@@ -15,6 +15,7 @@ use crate::parallel::{self, ComputeOptions};
 use crate::spare::{Spare, room};
 use crate::{Dtype, Error, ModelConfig, Result};
 use half::bf16;
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -273,38 +274,60 @@ pub(crate) fn read_tensors(
     skip: &dyn Fn(&str) -> bool,
     take: &mut dyn FnMut(String, Parameter),
 ) -> Result<()> {
-    let path = file.path().to_owned();
-    for name in file.names() {
-        let name = name.as_str();
-        let bad = |message: String| Error::Tensor {
-            path: path.clone(),
-            tensor: name.to_owned(),
-            message,
-        };
-        if skip(name) {
-            continue;
+    /// Tensors in memory at once that are yet to be given away.
+    const AT_ONCE: usize = 4;
+    let names = file.names().into_iter().filter(|name| !skip(name));
+    let all: Vec<_> = names
+        .map(|name| {
+            let shape = shapes.remove(&name);
+            (name, shape)
+        })
+        .collect();
+    for some in all.chunks(AT_ONCE) {
+        let read = some.par_iter().map(|(name, shape)| {
+            let parameter = read_tensor(file, name, shape.as_ref(), source)?;
+            Ok((name.clone(), parameter))
+        });
+        // Of several bad ones the first is named, whoever was faster.
+        for read in read.collect::<Vec<Result<_>>>() {
+            let (name, parameter) = read?;
+            take(name, parameter);
         }
-        let Some((shape, (dtype, found))) = shapes.remove(name).zip(file.info(name)) else {
-            return Err(bad(format!("is not a parameter of this {source}")));
-        };
-        let mut expected = shape.clone();
-        if is_dense(name) {
-            expected.reverse();
-        }
-        if found != expected {
-            return Err(bad(format!(
-                "has shape {found:?}, {source} gives {expected:?}"
-            )));
-        }
-        let numbers = numbers(dtype, &file.read(name)?).map_err(bad)?;
-        if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
-            return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
-        }
-        let numbers = match is_dense(name) {
-            true => transpose(&numbers, expected[0], expected[1]),
-            false => numbers,
-        };
-        take(name.to_owned(), Parameter::new(shape, numbers));
     }
     Ok(())
+}
+
+/// One tensor as a parameter of this in-memory shape, if there is such a parameter.
+fn read_tensor(
+    file: &TensorFile,
+    name: &str,
+    shape: Option<&Vec<usize>>,
+    source: &str,
+) -> Result<Parameter> {
+    let bad = |message: String| Error::Tensor {
+        path: file.path().to_owned(),
+        tensor: name.to_owned(),
+        message,
+    };
+    let Some((shape, (dtype, found))) = shape.zip(file.info(name)) else {
+        return Err(bad(format!("is not a parameter of this {source}")));
+    };
+    let mut expected = shape.clone();
+    if is_dense(name) {
+        expected.reverse();
+    }
+    if found != expected {
+        return Err(bad(format!(
+            "has shape {found:?}, {source} gives {expected:?}"
+        )));
+    }
+    let numbers = numbers(dtype, &file.read(name)?).map_err(bad)?;
+    if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
+        return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
+    }
+    let numbers = match is_dense(name) {
+        true => transpose(&numbers, expected[0], expected[1]),
+        false => numbers,
+    };
+    Ok(Parameter::new(shape.clone(), numbers))
 }
