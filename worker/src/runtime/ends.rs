@@ -19,9 +19,6 @@ use tokio::time::Instant;
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 /// How long a worker that is asked to leave goes on writing optimizer states.
 const DELIVERIES_MAX: Duration = Duration::from_secs(5);
-/// How long a job is hidden that another worker may rather take: whoever asks first gets it, so that it is
-/// often asked.
-const LEFT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a worker that ends waits for the queue to note it.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
@@ -177,7 +174,7 @@ impl Worker {
                     .await?;
             }
             Ended::Taken => {}
-            Ended::Left => return Ok(Handled::PutBack(LEFT_PAUSE)),
+            Ended::Left => return Ok(Handled::PutBack(NOT_MINE_PAUSE)),
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
                 self.health.avoid(run.as_str());
