@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 scripts/setup.sh
 # What only some programs are built with is tested with the rest; sciworld.sh builds the same.
 export AGENTGYM_FEATURES=agentgym-submit/candle,agentgym-tests/candle
+# A test that fails says what is wrong; a trace of the runtime below it buries that line.
+export RUST_BACKTRACE=0
 # The tests run the programs themselves, which `cargo test` does not build.
 cargo build --release --workspace --bins --examples --features "$AGENTGYM_FEATURES"
 if [ $# -gt 0 ]; then

@@ -140,6 +140,28 @@ impl Running {
         );
     }
 
+    /// Sends SIGSTOP and waits until each thread stands still: one that is in the middle of a system call
+    /// ends it first.
+    ///
+    /// # Panics
+    /// If the process no longer exists.
+    pub fn pause(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.id());
+        // The state follows the name of the program, which ends with the last parenthesis. A thread that
+        // is gone does not run.
+        let runs = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+            let state = stat.rsplit(')').next()?.trim().chars().next()?;
+            Some(!"TtZX".contains(state))
+        };
+        while std::fs::read_dir(&tasks)
+            .is_ok_and(|mut all| all.any(|task| runs(task) == Some(true)))
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends `kill -9` and waits until the process is gone.
     pub fn kill(mut self) {
         self.stop();

@@ -483,7 +483,7 @@ async fn a_process_that_stood_still_goes_on() {
     while store.all_commits(&run).await.unwrap().len() < 4 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    running.signal("STOP");
+    running.pause();
     tokio::time::sleep(Duration::from_secs(6)).await;
     running.signal("CONT");
     assert_eq!(running.wait(), Some(0));

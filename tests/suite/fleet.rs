@@ -182,7 +182,7 @@ async fn a_zombie_is_superseded() {
             continue;
         };
         let number = attempt.number;
-        zombie.signal("STOP");
+        zombie.pause();
         let stopped = Instant::now();
         // A commit in flight may still arrive: then the worker is no zombie.
         while stopped.elapsed() < LONG {

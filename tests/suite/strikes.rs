@@ -95,7 +95,7 @@ pub(crate) async fn strike(
         tokio::time::sleep(wait).await;
         // Stopped first, so that the attempt cannot end between the check and the kill. Reading a
         // store may take longer than a part: what counts is the attempt in which it stands still.
-        running.signal("STOP");
+        running.pause();
         if store.local_root().is_none() {
             tokio::time::sleep(ON_ITS_WAY).await;
         }

@@ -75,7 +75,7 @@ fn a_worker_that_dies_or_stands_still_is_named_within_a_lease_and_has_a_price() 
     // Only the lease can tell that a process which is still there does nothing.
     let first = worker(&store, &["--label", "room=7", "--price", "3.6"]);
     becomes(&store, "running", &first);
-    first.signal("STOP");
+    first.pause();
     let told = becomes(&store, "lost", &first);
     assert!(told < Duration::from_secs(LEASE_S) + SLACK, "{told:?}");
     first.kill();

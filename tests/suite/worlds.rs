@@ -302,7 +302,7 @@ async fn strike(fleet: &mut Fleet, store: &Store, submitter: &mut Running) -> St
                 continue;
             }
             // Stopped first, so that the attempt cannot end between the check and the kill.
-            fleet.workers[index].signal("STOP");
+            fleet.workers[index].pause();
             tokio::time::sleep(ON_ITS_WAY).await;
             let attempt = attempt.number;
             let strike = Strike { slot, attempt };

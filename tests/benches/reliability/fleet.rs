@@ -150,7 +150,7 @@ pub(crate) async fn recovery() -> anyhow::Result<()> {
         };
         match blow / BLOWS {
             0 => fleet.replace(victim),
-            1 => fleet.workers[victim].signal("STOP"),
+            1 => fleet.workers[victim].pause(),
             _ if blow % 2 == 0 => _ = fleet.redis.command(&[b"FLUSHALL"])?,
             _ => fleet.redis.restart(),
         }

@@ -215,7 +215,7 @@ async fn suffer(seed: u64) -> (String, Suffered) {
                 suffered.struck += u64::from(under_way);
             }
             10..=12 if asleep[victim].is_none() => {
-                scene.fleet.workers[victim].signal("STOP");
+                scene.fleet.workers[victim].pause();
                 let span = Duration::from_millis(1000 * LEASE_S + 500 + chance.up_to(1499));
                 asleep[victim] = Some(Instant::now() + span);
                 suffered.stops += 1;
