@@ -9,3 +9,4 @@ pub mod proxy;
 pub mod redis;
 pub mod s3;
 pub mod slow;
+pub mod tunnel;

@@ -1,10 +1,11 @@
 //! A line of a stated bandwidth and latency to a server, as a machine elsewhere has it.
 
+use crate::tunnel::tunnel;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
@@ -25,26 +26,13 @@ type Free = Mutex<Option<Instant>>;
 /// # Panics
 /// If no port is free.
 pub async fn line_to(server: String, line: Line) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener
-        .local_addr()
-        .expect("a bound socket has an address");
-    let directions: &'static [Free; 2] = Box::leak(Box::default());
-    tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let server = server.clone();
-            tokio::spawn(async move {
-                let far = TcpStream::connect(server).await?;
-                let ((asks, hears), (answers, takes)) = (near.into_split(), far.into_split());
-                let [up, down] = directions;
-                tokio::try_join!(
-                    carry(asks, takes, line, up),
-                    carry(answers, hears, line, down)
-                )
-            });
-        }
-    });
-    address
+    let [up, down] = [(); 2].map(|()| Arc::new(Free::default()));
+    let address = tunnel(
+        server,
+        move |from, to| carry(from, to, line, Arc::clone(&up)),
+        move |from, to| carry(from, to, line, Arc::clone(&down)),
+    );
+    address.await.expect("a free port")
 }
 
 /// Passes bytes on when the line would have brought them.
@@ -52,7 +40,7 @@ async fn carry(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     line: Line,
-    free: &'static Free,
+    free: Arc<Free>,
 ) -> std::io::Result<()> {
     // Room for what is under way at a gigabit for a tenth of a second.
     const UNDER_WAY: usize = 256;

@@ -1,9 +1,10 @@
 //! A proxy that delays every answer of a server, to simulate a slow environment.
 
+use crate::tunnel::tunnel;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Starts a proxy to the server that delays every answer by `wait`; returns its URL. It ends with
 /// the runtime.
@@ -11,29 +12,20 @@ use tokio::net::{TcpListener, TcpStream};
 /// # Errors
 /// No port is free.
 pub async fn slow_way(server: SocketAddr, wait: Duration) -> std::io::Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let far = TcpStream::connect(server).await?;
-                let (mut asks, mut hears) = near.into_split();
-                let (mut answers, mut passes_on) = far.into_split();
-                let asked = tokio::io::copy(&mut asks, &mut passes_on);
-                let answered = async {
-                    let mut piece = vec![0; 1 << 16];
-                    loop {
-                        let length = answers.read(&mut piece).await?;
-                        if length == 0 {
-                            return hears.shutdown().await;
-                        }
-                        tokio::time::sleep(wait).await;
-                        hears.write_all(&piece[..length]).await?;
-                    }
-                };
-                tokio::try_join!(asked, answered).map(|_| ())
-            });
+    let asks = |mut asks: OwnedReadHalf, mut passes_on: OwnedWriteHalf| async move {
+        tokio::io::copy(&mut asks, &mut passes_on).await.map(drop)
+    };
+    let answers = move |mut answers: OwnedReadHalf, mut hears: OwnedWriteHalf| async move {
+        let mut piece = vec![0; 1 << 16];
+        loop {
+            let length = answers.read(&mut piece).await?;
+            if length == 0 {
+                return hears.shutdown().await;
+            }
+            tokio::time::sleep(wait).await;
+            hears.write_all(&piece[..length]).await?;
         }
-    });
-    Ok(url)
+    };
+    let address = tunnel(server.to_string(), asks, answers).await?;
+    Ok(format!("http://{address}"))
 }

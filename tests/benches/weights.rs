@@ -12,6 +12,7 @@ use agentgym_tests::link::{Line, line_to};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
 use agentgym_tests::s3::S3Server;
+use agentgym_tests::tunnel::tunnel;
 use anyhow::{Context as _, ensure};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +20,8 @@ use std::str::FromStr as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 const RUN: &str = "weights";
 const ITERATIONS: u32 = 5;
@@ -162,35 +164,29 @@ async fn environment() -> anyhow::Result<(Environment, Opened)> {
         ensure!(begun.elapsed()?.as_secs() < 20, "the server does not start");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}", listener.local_addr()?);
     let opened = Opened::default();
     let notes = Arc::clone(&opened);
-    tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let notes = Arc::clone(&notes);
-            tokio::spawn(async move {
-                let far = TcpStream::connect(server).await?;
-                let (mut asks, mut hears) = near.into_split();
-                let (mut answers, mut takes) = far.into_split();
-                let asked = async {
-                    let mut piece = vec![0; 1 << 16];
-                    loop {
-                        let length = asks.read(&mut piece).await?;
-                        if length == 0 {
-                            return takes.shutdown().await;
-                        }
-                        if piece[..length].starts_with(b"POST /create") {
-                            notes.lock().expect("nobody panics").push(unix_s());
-                        }
-                        takes.write_all(&piece[..length]).await?;
-                    }
-                };
-                let answered = tokio::io::copy(&mut answers, &mut hears);
-                tokio::try_join!(asked, answered).map(|_| ())
-            });
+    let asks = move |mut asks: OwnedReadHalf, mut takes: OwnedWriteHalf| {
+        let notes = Arc::clone(&notes);
+        async move {
+            let mut piece = vec![0; 1 << 16];
+            loop {
+                let length = asks.read(&mut piece).await?;
+                if length == 0 {
+                    return takes.shutdown().await;
+                }
+                if piece[..length].starts_with(b"POST /create") {
+                    notes.lock().expect("nobody panics").push(unix_s());
+                }
+                takes.write_all(&piece[..length]).await?;
+            }
         }
-    });
+    };
+    let answers = |mut answers: OwnedReadHalf, mut hears: OwnedWriteHalf| async move {
+        tokio::io::copy(&mut answers, &mut hears).await.map(drop)
+    };
+    let address = tunnel(server.to_string(), asks, answers).await?;
+    let url = format!("http://{address}");
     let environment = Environment {
         url,
         _server: running,

@@ -14,7 +14,7 @@ const PREFIX: &str = "agentgym-run-";
 const MODELS: &str = "agentgym-models";
 /// Beside the folder of models; every process that uses it holds a shared lock on this file.
 const MODELS_LOCK: &str = "agentgym-models.lock";
-/// After so long nobody comes back for the models of killed processes.
+/// So long after their last use nobody comes back for the models of killed processes.
 const MODELS_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Where a worker keeps files.
@@ -105,11 +105,13 @@ fn share(models: &Path, lock: &Path) -> std::io::Result<File> {
     let users = options.create(true).truncate(false).write(true);
     let users = users.open(lock)?;
     let is_first = users.try_lock().is_ok();
-    let age = |at: &Path| std::fs::metadata(at).ok()?.modified().ok()?.elapsed().ok();
-    if is_first && age(lock).is_some_and(|age| age > MODELS_KEPT) {
+    // Whoever opens a model marks its lock file, which lies beside it.
+    let entries = std::fs::read_dir(models).into_iter().flatten().flatten();
+    let used = entries.filter_map(|entry| entry.metadata().ok()?.modified().ok());
+    let idle = used.max().and_then(|last| last.elapsed().ok());
+    if is_first && idle.is_some_and(|idle| idle > MODELS_KEPT) {
         remove(models);
     }
-    users.set_modified(std::time::SystemTime::now())?;
     users.unlock()?;
     users.lock_shared()?;
     std::fs::create_dir_all(models)?;
@@ -188,10 +190,18 @@ mod tests {
     fn models_of_a_killed_process_go_after_a_day() {
         let parent = tempfile::tempdir().unwrap();
         let models = parent.path().join(MODELS);
-        std::fs::create_dir_all(models.join("old")).unwrap();
-        let lock = File::create(parent.path().join(MODELS_LOCK)).unwrap();
+        std::fs::create_dir_all(&models).unwrap();
+        let old = File::create(models.join("old")).unwrap();
         let long_ago = std::time::SystemTime::now() - 2 * MODELS_KEPT;
+        old.set_modified(long_ago).unwrap();
+        // A process that lived for longer, and used one of them just now.
+        let lock = File::create(parent.path().join(MODELS_LOCK)).unwrap();
         lock.set_modified(long_ago).unwrap();
+        let new = models.join("new");
+        std::fs::write(&new, "").unwrap();
+        drop(ScratchFolder::new(parent.path()).unwrap());
+        assert!(new.exists());
+        std::fs::remove_file(&new).unwrap();
         let next = ScratchFolder::new(parent.path()).unwrap();
         assert_eq!(
             std::fs::read_dir(&next.folders().models).unwrap().count(),
