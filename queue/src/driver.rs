@@ -172,6 +172,10 @@ impl Lane {
         match handled {
             Ok(Handled::Done) => {}
             Ok(Handled::PutBack(after)) => self.put_back(&job, after).await,
+            Ok(Handled::Leave(span)) => {
+                self.gate.avoid(&self.name, span);
+                self.put_back(&job, Duration::ZERO).await;
+            }
             Err(_) => {
                 error!("the handler of job {key} panicked; the planner will queue it again");
             }

@@ -40,7 +40,7 @@ use tokio::{
 pub struct Gate {
     slots: Arc<Semaphore>,
     state: watch::Sender<State>,
-    /// Runs whose jobs are left to other workers, until when.
+    /// Runs and lanes whose jobs are left to other workers, until when.
     avoided: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
@@ -66,19 +66,17 @@ impl Gate {
         self.state.send_modify(|state| state.paused = paused);
     }
 
-    /// Leaves the jobs of a run to other workers for a while.
-    pub fn avoid(&self, run: &str, span: Duration) {
+    /// Leaves the jobs of a run, or of one lane, to other workers for a while.
+    pub fn avoid(&self, of: &str, span: Duration) {
         let mut avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
         avoided.retain(|_, until| *until > Instant::now());
-        avoided.insert(run.to_owned(), Instant::now() + span);
+        avoided.insert(of.to_owned(), Instant::now() + span);
     }
 
-    /// Whether the jobs of a run are left to other workers now.
-    pub fn avoids(&self, run: &str) -> bool {
+    /// Whether the jobs of a run, or of one lane, are left to other workers now.
+    pub fn avoids(&self, of: &str) -> bool {
         let avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
-        avoided
-            .get(run)
-            .is_some_and(|until| *until > Instant::now())
+        avoided.get(of).is_some_and(|until| *until > Instant::now())
     }
 
     /// Lets no further job start. Jobs in flight and heartbeats continue. A gate cannot be

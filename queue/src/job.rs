@@ -54,6 +54,9 @@ pub enum Handled {
     Done,
     /// The job is for another worker; it is available again after this time.
     PutBack(Duration),
+    /// The job is for another worker, which may take it at once. This one takes no job of its class and
+    /// run for this time.
+    Leave(Duration),
 }
 
 impl From<()> for Handled {

@@ -108,8 +108,10 @@ impl Lanes {
         self.forget(&due);
         // First free the slots of stale grants: another lane may wait for one, and nothing else
         // would free it.
-        let is_due =
-            |name: &str| due.get(name).is_some_and(|n| *n > 0) && !gate.avoids(lane_parts(name).1);
+        let is_due = |name: &str| {
+            let is_avoided = gate.avoids(name) || gate.avoids(lane_parts(name).1);
+            due.get(name).is_some_and(|n| *n > 0) && !is_avoided
+        };
         for (name, served) in &self.served {
             if !is_due(name) && served.lane.is_stale() {
                 drop(served.lane.turn.take());

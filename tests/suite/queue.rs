@@ -15,7 +15,7 @@ use std::{
 };
 
 use agentgym_queue::{
-    CancellationToken, Claim, Enqueued, Error, Gate, Job, Queue, QueueOptions, Trouble,
+    CancellationToken, Claim, Enqueued, Error, Gate, Handled, Job, Queue, QueueOptions, Trouble,
     process_name,
 };
 use agentgym_tests::proxy::{Manner, Proxy};
@@ -125,6 +125,16 @@ type Started = mpsc::UnboundedReceiver<(String, Job, Instant)>;
 type Report = mpsc::UnboundedSender<(String, Job, Instant)>;
 
 fn hire(queue: &Queue, name: &str, classes: &[&str], busy: Duration, report: &Report) -> Hand {
+    hire_to((queue, name, classes), busy, Handled::Done, report)
+}
+
+/// A worker whose every job ends so.
+fn hire_to(
+    (queue, name, classes): (&Queue, &str, &[&str]),
+    busy: Duration,
+    end: Handled,
+    report: &Report,
+) -> Hand {
     let (gate, stop) = (Gate::new(1), CancellationToken::new());
     let handler = {
         let (report, name) = (report.clone(), name.to_owned());
@@ -133,6 +143,7 @@ fn hire(queue: &Queue, name: &str, classes: &[&str], busy: Duration, report: &Re
             async move {
                 let _ = report.send((name, job, Instant::now()));
                 sleep(busy).await;
+                end
             }
         }
     };

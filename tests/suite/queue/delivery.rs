@@ -7,6 +7,7 @@ on_all!(
     a_delayed_job_waits,
     a_full_class_says_so,
     two_processes_share_the_jobs,
+    a_job_that_others_leave_reaches_the_one_that_takes_it,
     a_killed_workers_job_is_delivered_again,
     a_long_job_runs_once_and_a_drain_keeps_its_lease,
     finished_jobs_leave_nothing,
@@ -96,6 +97,34 @@ async fn two_processes_share_the_jobs(bed: Bed) {
         by_worker.values().all(|parts| parts.len() >= 5),
         "{by_worker:?}"
     );
+    for hand in hands {
+        hand.drain().await;
+    }
+}
+
+/// Each of three workers is asked once, and then leaves the lane alone.
+async fn a_job_that_others_leave_reaches_the_one_that_takes_it(bed: Bed) {
+    let (report, mut started) = mpsc::unbounded_channel();
+    let mut hands = Vec::new();
+    for name in ["one", "two", "three"] {
+        let (queue, end) = (bed.open().await, Handled::Leave(LONG));
+        hands.push(hire_to((&queue, name, &["gpu"]), NOW, end, &report));
+    }
+    let queue = bed.open().await;
+    hands.push(hire(&queue, "holder", &["gpu"], NOW, &report));
+    let mut left: BTreeMap<String, u32> = BTreeMap::new();
+    for part in 0..12 {
+        queue.enqueue("gpu", &job(part), NOW).await.unwrap();
+        loop {
+            let (worker, started, _) = next(&mut started).await;
+            assert_eq!(started, job(part));
+            if worker == "holder" {
+                break;
+            }
+            *left.entry(worker).or_default() += 1;
+        }
+    }
+    assert!(left.values().all(|&times| times == 1), "{left:?}");
     for hand in hands {
         hand.drain().await;
     }

@@ -17,6 +17,8 @@ use tokio::time::Instant;
 
 /// How often a worker repeats its report of trouble.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// How long a worker takes no part of a stage whose state another one holds.
+const LEFT_FOR: Duration = Duration::from_secs(2);
 /// How long a worker that is asked to leave goes on writing optimizer states.
 const DELIVERIES_MAX: Duration = Duration::from_secs(5);
 /// How long a worker that ends waits for the queue to note it.
@@ -174,7 +176,7 @@ impl Worker {
                     .await?;
             }
             Ended::Taken => {}
-            Ended::Left => return Ok(Handled::PutBack(NOT_MINE_PAUSE)),
+            Ended::Left => return Ok(Handled::Leave(LEFT_FOR)),
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
                 self.health.avoid(run.as_str());
