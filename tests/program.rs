@@ -149,15 +149,13 @@ impl Running {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.id());
         // The state follows the name of the program, which ends with the last parenthesis. A thread that
-        // is gone does not run.
-        let runs = |task: std::io::Result<std::fs::DirEntry>| {
+        // is gone has none.
+        let state = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-            let state = stat.rsplit(')').next()?.trim().chars().next()?;
-            Some(!"TtZX".contains(state))
+            stat.rsplit(')').next()?.trim().chars().next()
         };
-        while std::fs::read_dir(&tasks)
-            .is_ok_and(|mut all| all.any(|task| runs(task) == Some(true)))
-        {
+        let runs = |task| state(task).is_some_and(|state| !"TtZX".contains(state));
+        while std::fs::read_dir(&tasks).is_ok_and(|mut all| all.any(runs)) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,6 +1,6 @@
 //! A proxy that delays every answer of a server, to simulate a slow environment.
 
-use crate::tunnel::tunnel;
+use crate::tunnel::{pass_on, tunnel};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -12,9 +12,6 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 /// # Errors
 /// No port is free.
 pub async fn slow_way(server: SocketAddr, wait: Duration) -> std::io::Result<String> {
-    let asks = |mut asks: OwnedReadHalf, mut passes_on: OwnedWriteHalf| async move {
-        tokio::io::copy(&mut asks, &mut passes_on).await.map(drop)
-    };
     let answers = move |mut answers: OwnedReadHalf, mut hears: OwnedWriteHalf| async move {
         let mut piece = vec![0; 1 << 16];
         loop {
@@ -26,6 +23,6 @@ pub async fn slow_way(server: SocketAddr, wait: Duration) -> std::io::Result<Str
             hears.write_all(&piece[..length]).await?;
         }
     };
-    let address = tunnel(server.to_string(), asks, answers).await?;
+    let address = tunnel(server.to_string(), pass_on, answers).await?;
     Ok(format!("http://{address}"))
 }

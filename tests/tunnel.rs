@@ -7,6 +7,14 @@ use std::sync::Arc;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
+/// A direction in which every byte is passed on as it comes.
+///
+/// # Errors
+/// A connection is cut.
+pub async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<()> {
+    tokio::io::copy(&mut from, &mut to).await.map(drop)
+}
+
 /// Starts a proxy to a server: `asks` carries what clients send, `answers` what the server does. It ends with
 /// the runtime.
 ///

@@ -20,7 +20,7 @@ import time
 
 PROGRAMS = os.environ.get("AGENTGYM_PROGRAMS", "target/release")
 SMALL = ["configs/smoke.yaml", "trainer.total_training_steps=40", "trainer.save_freq=10", "data.train_batch_size=4",
-          "data.tasks=[{env: worlds, ids: 0..1000}]", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "evaluation.sets=[]"]
+         "data.tasks=[{env: worlds, ids: 0..1000}]", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "evaluation.sets=[]"]
 
 
 def start(store, machine, *words, program="submit"):

@@ -12,7 +12,7 @@ use agentgym_tests::link::{Line, line_to};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
 use agentgym_tests::s3::S3Server;
-use agentgym_tests::tunnel::tunnel;
+use agentgym_tests::tunnel::{pass_on, tunnel};
 use anyhow::{Context as _, ensure};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -182,10 +182,7 @@ async fn environment() -> anyhow::Result<(Environment, Opened)> {
             }
         }
     };
-    let answers = |mut answers: OwnedReadHalf, mut hears: OwnedWriteHalf| async move {
-        tokio::io::copy(&mut answers, &mut hears).await.map(drop)
-    };
-    let address = tunnel(server.to_string(), asks, answers).await?;
+    let address = tunnel(server.to_string(), asks, pass_on).await?;
     let url = format!("http://{address}");
     let environment = Environment {
         url,
