@@ -28,7 +28,7 @@ pub use compute::device::{Device, MemoryUse};
 pub use compute::device_footprint::DeviceFootprint;
 pub use compute::footprint::Footprint;
 pub use compute::gradient_tree::{PartialSum, shard_of_units};
-pub use cpu::adamw::{AdamW, AdamWState, StepReport};
+pub use cpu::adamw::{AdamW, StepReport};
 pub use cpu::gradients::Gradients;
 pub use dtype::Dtype;
 pub use error::{Error, Result, Verdict};
@@ -59,6 +59,7 @@ pub use prefix_tree::{cut_tree, tree_nodes};
 pub use sampler::Sampling;
 pub use tiny::TinyShape;
 pub use train::critic::{Critic, values};
+pub use train::optimizer_state::OptimizerState;
 pub use train::score::{Scores, score};
 pub use train::trainer::{
     Coefficients, TrainSequence, Trainable, Trainer, Unit, UnitCoefficients, UnitStreams,

@@ -2,5 +2,6 @@
 
 pub(crate) mod critic;
 pub(crate) mod learner;
+pub(crate) mod optimizer_state;
 pub(crate) mod score;
 pub(crate) mod trainer;

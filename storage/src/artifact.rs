@@ -350,8 +350,8 @@ pub(crate) async fn hash(content: &Bytes) -> Digest {
 
 /// Digests of a stream: of the whole and of each chunk. The first chunk is
 /// hashed once for both.
-#[derive(Default)]
-pub(crate) struct Digesting {
+#[derive(Debug, Default)]
+pub struct Digesting {
     /// Digest of everything up to the last chunk boundary, from the second chunk on.
     whole: Option<blake3::Hasher>,
     chunk: blake3::Hasher,
@@ -362,17 +362,22 @@ pub(crate) struct Digesting {
 
 impl Digesting {
     /// Takes the next piece.
-    pub(crate) async fn update(self, content: Bytes) -> Self {
+    pub(crate) async fn update(mut self, content: Bytes) -> Self {
         if content.len() <= INLINE_BYTES_MAX {
-            return self.take(&content);
+            self.take(&content);
+            return self;
         }
-        let hashing = tokio::task::spawn_blocking(move || self.take(&content));
+        let hashing = tokio::task::spawn_blocking(move || {
+            self.take(&content);
+            self
+        });
         hashing
             .await
             .expect("hashing does not panic, and blocking tasks are not cancelled once they run")
     }
 
-    fn take(mut self, mut content: &[u8]) -> Self {
+    /// [`Digesting::update`] of bytes that the caller has.
+    pub fn take(&mut self, mut content: &[u8]) {
         while !content.is_empty() {
             let room = CHUNK_BYTES - self.chunk_bytes;
             let (now, later) = content.split_at(
@@ -391,7 +396,6 @@ impl Digesting {
             }
             content = later;
         }
-        self
     }
 
     fn end_chunk(&mut self) {
@@ -451,7 +455,9 @@ mod tests {
 
     #[test]
     fn small_contents_have_one_digest_or_none() {
-        let (size, digest, chunks) = Digesting::default().take(b"abc").finish();
+        let mut digesting = Digesting::default();
+        digesting.take(b"abc");
+        let (size, digest, chunks) = digesting.finish();
         assert_eq!((size, chunks), (3, vec![digest]));
         assert_eq!(digest, Digest::of(b"abc"));
         assert_eq!(Digesting::default().finish(), (0, Digest::of(b""), vec![]));

@@ -34,7 +34,7 @@ mod store;
 mod upload;
 mod verify;
 
-pub use artifact::{Artifact, CHAIN_MAX, CHUNK_BYTES, Delta, Digest, Frame};
+pub use artifact::{Artifact, CHAIN_MAX, CHUNK_BYTES, Delta, Digest, Digesting, Frame};
 pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart, MachineFacts};
 pub use commit::Committed;
 pub use error::{Error, Result, Verdict};

@@ -1,7 +1,7 @@
 //! Local files on their way into a store.
 
 use crate::artifact::Digesting;
-use crate::{Digest, Error, Key, Result};
+use crate::{Error, Key, Result};
 use bytes::{Bytes, BytesMut};
 use std::path::{Path, PathBuf};
 use tokio::io::AsyncReadExt;
@@ -80,11 +80,11 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Size, digest and chunk digests of a local file.
-pub(crate) async fn digests_of(path: &Path) -> Result<(u64, Digest, Vec<Digest>)> {
+/// The digests of a local file.
+pub(crate) async fn digests_of(path: &Path) -> Result<Digesting> {
     let (mut pieces, mut digesting) = (Pieces::of(path).await?, Digesting::default());
     while let Some(piece) = pieces.next().await? {
         digesting = digesting.update(piece).await;
     }
-    Ok(digesting.finish())
+    Ok(digesting)
 }

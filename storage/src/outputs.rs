@@ -2,15 +2,14 @@
 //! own folder, so nothing is buffered twice and nothing can be overwritten. An output is not valid
 //! until a manifest names it.
 
-use crate::artifact::Digesting;
 use crate::backend::PART_BYTES;
 use crate::difference::compare;
 use crate::keys::check_name;
 use crate::local_files::{Pieces, digests_of, files_under, link};
 use crate::upload::{Unfinished, Upload};
 use crate::{
-    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Error, Inputs, Journal, Key, LocalFolder,
-    PartKey, Result, Store,
+    Artifact, AttemptId, CHUNK_BYTES, Created, Digest, Digesting, Error, Inputs, Journal, Key,
+    LocalFolder, PartKey, Result, Store,
 };
 use bytes::{Buf, Bytes};
 use object_store::multipart::MultipartStore;
@@ -237,12 +236,26 @@ impl Outputs {
     ) -> Result<()> {
         for (name, file) in Self::files_of(prefix, path).await? {
             let digests = digests_of(&file).await?;
-            self.create(&name, kind).await?.written(digests);
-            if let Some(artifact) = self.artifacts.get_mut(&name) {
-                artifact.after_commit = true;
-            }
+            self.name_after_commit(&name, kind, digests).await?;
         }
         self.later = Some((prefix.to_owned(), path.to_owned()));
+        Ok(())
+    }
+
+    /// Names a file of these bytes, to be written after the commit ([`Store::deliver`]) or never.
+    ///
+    /// # Errors
+    /// A name that is invalid or taken.
+    pub async fn name_after_commit(
+        &mut self,
+        name: &str,
+        kind: &str,
+        digests: Digesting,
+    ) -> Result<()> {
+        self.create(name, kind).await?.written(digests.finish());
+        if let Some(artifact) = self.artifacts.get_mut(name) {
+            artifact.after_commit = true;
+        }
         Ok(())
     }
 
@@ -409,7 +422,7 @@ impl<'a> OutputWriter<'a> {
                 return Ok(false);
             }
         }
-        let digests = digests_of(path).await?;
+        let digests = digests_of(path).await?.finish();
         self.outputs.store.count_put(digests.0 as usize);
         self.written(digests);
         // The store's name for it stays.

@@ -3,7 +3,7 @@
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::forks::fork;
-use crate::weights::{ask, killed_after, until, update_of};
+use crate::weights::{ask, commit_of, killed_after, until};
 use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program};
@@ -79,10 +79,10 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
         assert_eq!(stored(never.path()), [8]);
 
         let seldom = TempDir::new().unwrap();
-        let kills = [2, 5, 7];
         let settings = settings("trainer.state_freq=3");
         let command = || submit_config(CONFIG, seldom.path(), &settings);
-        assert_eq!(killed_after(&kills, seldom.path(), command), digest);
+        let kills = ("update", &[2, 5, 7][..]);
+        assert_eq!(killed_after(kills, seldom.path(), command), digest);
         let again = made_again(seldom.path()).await;
         let models = 1 + u64::from(!more.is_empty());
         // Of iterations 1 and 2, of 4 and 5, and of 7: what lies after a state that is stored.
@@ -102,7 +102,8 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
             "{verified}"
         );
 
-        // Where the machine lives on, its next process finds the states of the one before.
+        // Where the machine lives on, its next process finds what the one before has written since the
+        // update.
         if more.is_empty() {
             continue;
         }
@@ -112,7 +113,8 @@ async fn states_that_are_not_stored_are_made_again_to_the_bit() {
             command.env("AGENTGYM_CACHE", machine.path());
             command
         };
-        assert_eq!(killed_after(&kills, same.path(), command), digest);
+        let kills = ("rollout", &[3, 6, 8][..]);
+        assert_eq!(killed_after(kills, same.path(), command), digest);
         assert_eq!(made_again(same.path()).await, BTreeMap::new());
         let left = files_below(machine.path());
         let models = |file: &PathBuf| file.extension().is_some_and(|e| e == "safetensors");
@@ -145,9 +147,9 @@ fn why_says_what_is_made_again_first() {
     let store = folder.path();
     let few = ["trainer.total_training_steps=4", "trainer.state_freq=9"];
     let settings = [&PLAYED[..], &few].concat();
-    let advantage = store.join(format!("runs/{RUN}/commits/{:08}/advantage/000000.json", 3));
+    let advantage = commit_of(store, "advantage", 3);
     let mut running = Running::start(submit_config(CONFIG, store, &settings));
-    until(&mut running, || update_of(store, 2).exists());
+    until(&mut running, || commit_of(store, "update", 2).exists());
     running.kill();
     let mut others = program("agentgym-worker");
     others

@@ -39,25 +39,26 @@ pub(crate) fn ask(words: &[&str], store: &Path) -> Command {
     command
 }
 
-/// Plays the run and kills its process as soon as the updates of these iterations are committed.
+/// Plays the run and kills its process as soon as the first part of a stage of these iterations is
+/// committed.
 pub(crate) fn killed_after(
-    iterations: &[u32],
+    (stage, iterations): (&str, &[u32]),
     store: &Path,
     command: impl Fn() -> Command,
 ) -> String {
     for iteration in iterations {
         let mut running = Running::start(command());
-        let commits = update_of(store, *iteration);
-        until(&mut running, || commits.exists());
+        let commit = commit_of(store, stage, *iteration);
+        until(&mut running, || commit.exists());
         running.kill();
     }
     end(command(), store)
 }
 
-/// Where the commit of an iteration's update is.
-pub(crate) fn update_of(store: &Path, iteration: u32) -> PathBuf {
+/// Where the commit of the first part of an iteration's stage is.
+pub(crate) fn commit_of(store: &Path, stage: &str, iteration: u32) -> PathBuf {
     store.join(format!(
-        "runs/{RUN}/commits/{iteration:08}/update/000000.json"
+        "runs/{RUN}/commits/{iteration:08}/{stage}/000000.json"
     ))
 }
 
@@ -95,7 +96,10 @@ async fn differences_show_nowhere_and_what_they_need_stays() {
     let digest = end(plain, whole.path());
     let seldom = settings(RHYTHM);
     let command = || submit_config(CONFIG, killed.path(), &seldom);
-    assert_eq!(killed_after(&[2, 5, 6], killed.path(), command), digest);
+    assert_eq!(
+        killed_after(("update", &[2, 5, 6]), killed.path(), command),
+        digest
+    );
     assert!(said(ask(&["verify", RUN], killed.path())).contains("whole"));
 
     // Full bytes every fourth time, and smaller ones between.

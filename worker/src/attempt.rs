@@ -1,10 +1,10 @@
 //! One attempt of one job: inputs, stage, outputs, commit. However it ends, its commit or its end
 //! record says so, and no other object of it can be mistaken for a commit.
 
-use crate::bench::{AttemptContext, Making, Scratch};
+use crate::bench::{AttemptContext, Making};
 use crate::context::{Beat, Event, Report};
-use crate::deliveries::Delivery;
 use crate::run_state::RunState;
+use crate::scratch::Scratch;
 use crate::states::{self, Leave};
 use crate::{BUILD, Error, Result, memory, panics, retention};
 use agentgym_jobs::config::Numerics;
@@ -276,19 +276,7 @@ async fn make(
     };
     let committed = store.commit(&manifest).await?;
     if committed == Committed::Won {
-        states::forget(&context).await;
-        if let Some(folder) = kept.filter(|_| is_stored) {
-            let (store, artifacts) = (
-                bench.store.clone(),
-                manifest.written_later().cloned().collect(),
-            );
-            let delivery = Delivery {
-                store,
-                artifacts,
-                folder,
-            };
-            bench.resources.deliveries.push(&manifest.slot(), delivery);
-        }
+        states::follow(bench, context, &manifest, (kept, is_stored)).await;
     }
     Ok((committed, Arc::new(manifest)))
 }

@@ -1,17 +1,17 @@
 //! What an attempt works with: its store, which waits where results are in hand, its scratch folder,
 //! and the context of its stage function.
 
+use crate::Folders;
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::health::Health;
+use crate::scratch::Scratch;
 use crate::stages::StageFunctions;
-use crate::{Error, Folders, Result};
 use agentgym_jobs::pipeline::Part;
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
     AttemptId, Inputs, Journal, MachineFacts, Manifest, PartKey, Patience, Store,
 };
 use std::any::Any;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast;
@@ -110,31 +110,8 @@ impl AttemptContext<'_> {
             journal: Journal::open(store.clone(), making.slot, making.attempt),
             replayed: Vec::new(),
             scratch: scratch.path.clone(),
+            left: None,
             measured: Report::default(),
-        }
-    }
-}
-
-/// A folder that is removed at the end of the attempt.
-pub(crate) struct Scratch {
-    pub(crate) path: PathBuf,
-}
-
-impl Scratch {
-    pub(crate) fn new(scratch_dir: &Path, name: &str) -> Result<Self> {
-        let path = scratch_dir.join("attempts").join(name);
-        std::fs::create_dir_all(&path).map_err(|source| Error::Io {
-            what: format!("cannot make the folder {}", path.display()),
-            source,
-        })?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(e) = std::fs::remove_dir_all(&self.path) {
-            tracing::debug!("{} stays behind: {e}", self.path.display());
         }
     }
 }

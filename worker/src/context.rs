@@ -5,10 +5,12 @@ use crate::Cause;
 use crate::busy::{Busy, BusyCall, Spent, StoreRequest};
 use crate::deliveries::Deliveries;
 use crate::environments::Environments;
+use crate::held_states::HeldStates;
 use crate::meters::Meters;
 use crate::policies::{Critics, KeptForeign, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
+use agentgym_model::OptimizerState;
 use agentgym_record::Stats;
 use agentgym_storage::{Inputs, Journal, Manifest};
 use bytes::Bytes;
@@ -39,6 +41,8 @@ pub struct StageContext {
     pub replayed: Vec<Bytes>,
     /// A local folder of this attempt, removed after it.
     pub scratch: PathBuf,
+    /// The optimizer state that the stage leaves, where its outputs name no folder with it.
+    pub(crate) left: Option<OptimizerState>,
     /// Measurements for the end record of an attempt without a result.
     pub measured: Report,
 }
@@ -61,6 +65,8 @@ pub struct Resources {
     pub meters: Arc<Meters>,
     /// Bytes of policies that the process has read ahead of their parts since an attempt last ended.
     pub read_ahead: Arc<AtomicU64>,
+    /// Optimizer states in memory.
+    pub states: HeldStates,
     /// Optimizer states that are yet to be written into stores.
     pub deliveries: Arc<Deliveries>,
     /// How long a drain waits for turns in progress.

@@ -35,6 +35,8 @@ pub struct Deliveries {
 struct Todo {
     waiting: BTreeMap<(String, String), Delivery>,
     is_busy: bool,
+    /// How many states are being written into the cache first.
+    writing: usize,
     /// The process ends: a store that does not answer is not waited for.
     is_ending: bool,
     /// When this process first left a part to the holder of its state.
@@ -50,6 +52,22 @@ impl Deliveries {
         let of = (slot.run.to_string(), slot.stage.clone());
         self.todo().waiting.insert(of, delivery);
         self.pushed.notify_one();
+    }
+
+    /// Writes a state into the cache beside everything else.
+    pub(crate) fn beside(
+        self: &Arc<Self>,
+        writing: impl Future<Output = Result<()>> + Send + 'static,
+    ) {
+        self.todo().writing += 1;
+        let own = Arc::clone(self);
+        tokio::spawn(async move {
+            let written = panics::caught(writing).await;
+            own.todo().writing -= 1;
+            if let Err(e) = written {
+                tracing::warn!("an optimizer state is in memory alone; it can be made again: {e}");
+            }
+        });
     }
 
     /// Writes what is pushed, until it is aborted.
@@ -94,7 +112,7 @@ impl Deliveries {
         loop {
             let is_done = {
                 let todo = self.todo();
-                todo.waiting.is_empty() && !todo.is_busy
+                todo.waiting.is_empty() && !todo.is_busy && todo.writing == 0
             };
             if is_done {
                 return;

@@ -6,6 +6,7 @@
 //! artifacts.
 
 mod attempt;
+mod behind;
 mod bench;
 mod blocking;
 mod build;
@@ -22,6 +23,7 @@ mod error;
 mod exhausted;
 mod guard;
 mod health;
+mod held_states;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod inference;
@@ -55,6 +57,7 @@ pub use endpoint::serve_metrics;
 pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
 pub use guard::{Warned, Warning, Watched, is_guarded, pause, warnings};
+pub use held_states::{HeldStates, stays_in_memory};
 pub use inference::http::KEY_VARIABLE as SERVER_KEY_VARIABLE;
 pub use memory::machine_bytes;
 pub use meters::Meters;

@@ -226,7 +226,7 @@ fn fingerprint_adapted(base: &[Artifact], artifacts: &[Artifact]) -> blake3::Has
 }
 
 /// Hash over names and digests of the files below a prefix.
-fn fingerprint(prefix: &str, artifacts: &[Artifact]) -> blake3::Hash {
+pub(crate) fn fingerprint(prefix: &str, artifacts: &[Artifact]) -> blake3::Hash {
     let own = |name: &str| {
         name.strip_prefix(prefix)
             .is_some_and(|rest| rest.starts_with('/'))

@@ -129,6 +129,7 @@ pub async fn run_worker(
         environments: crate::environments::Environments::default(),
         meters: Arc::clone(&options.meters),
         read_ahead: Default::default(),
+        states: Default::default(),
         deliveries: Default::default(),
         drain_grace: options.drain_grace,
     });

@@ -143,6 +143,30 @@ fn remove_orphans(parent: &Path) {
     }
 }
 
+/// A folder that is removed at the end of the attempt.
+pub(crate) struct Scratch {
+    pub(crate) path: PathBuf,
+}
+
+impl Scratch {
+    pub(crate) fn new(scratch_dir: &Path, name: &str) -> Result<Self> {
+        let path = scratch_dir.join("attempts").join(name);
+        std::fs::create_dir_all(&path).map_err(|source| Error::Io {
+            what: format!("cannot make the folder {}", path.display()),
+            source,
+        })?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(e) = std::fs::remove_dir_all(&self.path) {
+            tracing::debug!("{} stays behind: {e}", self.path.display());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,15 +4,19 @@
 //! the last one that is there: a part is a function of its inputs, and the digest tells whether the
 //! result is the same.
 
-use crate::bench::{AttemptContext, Making, Scratch};
+use crate::behind::Behind;
+use crate::bench::{AttemptContext, Making};
+use crate::blocking::blocking;
 use crate::context::{Beat, StageContext};
-use crate::policies::OPTIMIZER;
+use crate::deliveries::Delivery;
+use crate::policies::{CRITIC, OPTIMIZER, POLICY};
 use crate::run_state::RunState;
+use crate::scratch::Scratch;
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
-    Artifact, AttemptId, Error as StorageError, Inputs, Manifest, Outputs, Store,
+    Artifact, AttemptId, Error as StorageError, Inputs, LocalFolder, Manifest, Outputs, Store,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,12 +118,15 @@ pub(crate) enum Leave {
     ToOthers(String),
 }
 
-/// Whether a state is in this machine's cache or in the store.
+/// Whether a state is in memory, in this machine's cache or in the store.
 async fn is_at_hand(
     bench: &AttemptContext<'_>,
     store: &Store,
     manifest: &Manifest,
 ) -> Result<bool> {
+    if bench.resources.states.holds(&manifest.outputs) {
+        return Ok(true);
+    }
     let files: Vec<&Artifact> = manifest.written_later().collect();
     let is_cached = Inputs::is_cached(&bench.folders.models, OPTIMIZER, &files);
     Ok(files.is_empty() || is_cached || store.holds(&files).await?)
@@ -149,10 +156,9 @@ pub(crate) async fn open(
 async fn open_at_hand(context: &StageContext) -> agentgym_storage::Result<()> {
     let inputs = &context.inputs;
     if let Some(input) = context.part.state_input()
-        && inputs
-            .artifacts(&input.name)?
-            .iter()
-            .any(|a| a.after_commit)
+        && let artifacts = inputs.artifacts(&input.name)?
+        && artifacts.iter().any(|a| a.after_commit)
+        && !context.resources.states.holds(artifacts)
     {
         let folder = inputs.folder(&input.name, OPTIMIZER).await?;
         inputs.keep_opened(&input.name, OPTIMIZER, folder);
@@ -160,10 +166,68 @@ async fn open_at_hand(context: &StageContext) -> agentgym_storage::Result<()> {
     Ok(())
 }
 
-/// Removes the state that a part went on with from the cache: what it made of it is committed.
-pub(crate) async fn forget(context: &StageContext) {
-    if let Some(input) = context.part.state_input() {
-        context.inputs.forget_later(&input.name, OPTIMIZER).await;
+/// After the commit of a part: writes the state that it left, into the store if `is_stored`, and removes
+/// the one that it went on with from the cache. `kept` is the folder of a state that is not in memory.
+pub(crate) async fn follow(
+    bench: &AttemptContext<'_>,
+    context: StageContext,
+    manifest: &Manifest,
+    (kept, is_stored): (Option<LocalFolder>, bool),
+) {
+    let before = context.part.state_input().map(|input| input.name.clone());
+    let artifacts: Vec<Artifact> = manifest.written_later().cloned().collect();
+    let (slot, deliveries) = (manifest.slot(), &bench.resources.deliveries);
+    let store = is_stored.then(|| bench.store.clone());
+    if let Some(state) = context.left {
+        let behind = Behind {
+            state: Arc::new(state),
+            artifacts,
+            slot,
+            scratch: bench.folders.scratch.clone(),
+            nonce: manifest.nonce.clone(),
+            inputs: context.inputs,
+            store,
+            before,
+        };
+        let of = (behind.slot.run.as_str(), model_of(context.part.id.stage));
+        let states = &bench.resources.states;
+        states.insert(of, &behind.artifacts, Arc::clone(&behind.state));
+        return deliveries.beside(behind.write(Arc::clone(deliveries)));
+    }
+    if let Some(input) = before {
+        context.inputs.forget_later(&input, OPTIMIZER).await;
+    }
+    if let (Some(folder), Some(store)) = (kept, store) {
+        let delivery = Delivery {
+            store,
+            artifacts,
+            folder,
+        };
+        deliveries.push(&slot, delivery);
+    }
+}
+
+/// Moves the state that a stage left into the cache.
+pub(crate) async fn adopt_left(
+    context: &mut StageContext,
+    outputs: &mut Outputs,
+) -> Result<Option<LocalFolder>> {
+    let Some(state) = context.left.take() else {
+        return Ok(outputs.adopt_later(&context.inputs).await);
+    };
+    let folder = context.scratch.join(OPTIMIZER);
+    let to = folder.clone();
+    blocking(move || Ok(state.save(&to)?)).await?;
+    let later = outputs.artifacts().filter(|artifact| artifact.after_commit);
+    let later: Vec<Artifact> = later.cloned().collect();
+    Ok(context.inputs.adopt(OPTIMIZER, &later, &folder).await)
+}
+
+/// The input with the model that a stage trains.
+fn model_of(stage: Stage) -> &'static str {
+    match stage {
+        Stage::CriticUpdate => CRITIC,
+        _ => POLICY,
     }
 }
 
@@ -261,6 +325,6 @@ async fn again(
             )));
         }
     }
-    outputs.adopt_later(&context.inputs).await;
+    adopt_left(&mut context, &mut outputs).await?;
     Ok(())
 }

@@ -10,13 +10,13 @@ use rayon::prelude::*;
 
 use crate::cpu::gradients::Gradients;
 use crate::folder::parameter::{is_dense, numbers, transpose};
-use crate::folder::tensor_file::{self, TensorFile};
+use crate::folder::tensor_file::{self, Entries, TensorFile};
 use crate::kernels::vectorised;
 use crate::parallel::{self, ComputeOptions};
 use crate::spare::zeros;
 use crate::{Error, Result, Weights};
 
-const FILE: &str = "state.safetensors";
+pub(crate) const FILE: &str = "state.safetensors";
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Options of the optimizer; the learning rate comes with each step.
@@ -69,7 +69,7 @@ struct Moments {
 
 /// Moments of every parameter and the number of steps made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AdamWState {
+pub(crate) struct AdamWState {
     step: u64,
     moments: BTreeMap<String, Moments>,
 }
@@ -95,7 +95,7 @@ impl AdamWState {
     }
 
     /// Steps made.
-    pub fn step(&self) -> u64 {
+    pub(crate) fn step(&self) -> u64 {
         self.step
     }
 
@@ -198,9 +198,9 @@ impl AdamWState {
         Ok(state)
     }
 
-    /// Writes `state.safetensors` into `dir`: Hugging Face names and layout with the prefixes
-    /// `exp_avg.` and `exp_avg_sq.`, the step count in the metadata.
-    pub fn save(&self, dir: &Path) -> Result<()> {
+    /// The tensors of `state.safetensors`, with Hugging Face's names and layout and the prefixes
+    /// `exp_avg.` and `exp_avg_sq.`; and its metadata, the step count.
+    pub(crate) fn entries(&self) -> Result<(Entries<'_>, [(&'static str, String); 1])> {
         let mut entries = BTreeMap::new();
         for (name, moments) in &self.moments {
             for (kind, numbers) in MOMENTS.into_iter().zip([&moments.first, &moments.second]) {
@@ -210,14 +210,25 @@ impl AdamWState {
                 entries.insert(name, entry);
             }
         }
-        tensor_file::save(
-            &dir.join(FILE),
-            &entries,
-            &[("step", self.step.to_string())],
-        )
+        Ok((entries, [("step", self.step.to_string())]))
     }
 
-    /// Reads what [`AdamWState::save`] wrote for the same parameters.
+    /// Whether these are moments of parameters of such shapes.
+    pub(crate) fn is_of(&self, shapes: &BTreeMap<String, Vec<usize>>) -> bool {
+        let own = self.moments.iter().map(|(name, of)| (name, &of.shape));
+        own.eq(shapes)
+    }
+
+    /// Bytes of the moments.
+    pub(crate) fn bytes(&self) -> usize {
+        let numbers = self
+            .moments
+            .values()
+            .map(|of| of.first.len() + of.second.len());
+        numbers.sum::<usize>() * size_of::<f32>()
+    }
+
+    /// Reads the file with the entries of such a state, of the same parameters.
     pub(crate) fn load(dir: &Path, shapes: BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let path = dir.join(FILE);
         let file = TensorFile::open(&path)?;

@@ -72,8 +72,33 @@ impl Entry<'_> {
         check_finite(name, self.numbers)
     }
 
+    /// Bytes in the file.
+    fn size(&self) -> usize {
+        self.numbers.len() * self.dtype.bytes()
+    }
+
     /// Writes the bytes to their place in the file.
     fn write(&self, file: &File, mut place: u64) -> std::io::Result<()> {
+        self.pieces(|piece| {
+            file.write_all_at(piece, place)?;
+            place += piece.len() as u64;
+            Ok(())
+        })
+    }
+
+    /// The bytes as the file holds them.
+    fn bytes(&self) -> Vec<u8> {
+        let mut all = Vec::with_capacity(self.size());
+        let copied = self.pieces(|piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        });
+        copied.expect("memory takes all of it");
+        all
+    }
+
+    /// Gives the bytes as the file holds them to `take`.
+    fn pieces(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         let numbers = match self.turned {
             true => Cow::Owned(transpose(self.numbers, self.shape[1], self.shape[0])),
             false => Cow::Borrowed(self.numbers),
@@ -95,9 +120,7 @@ impl Entry<'_> {
                         .for_each(|(place, x)| *place = upper(x).to_le_bytes());
                 }
             }
-            let piece = &bytes[..some.len() * self.dtype.bytes()];
-            file.write_all_at(piece, place)?;
-            place += piece.len() as u64;
+            take(&bytes[..some.len() * self.dtype.bytes()])?;
         }
         Ok(())
     }
@@ -125,24 +148,42 @@ pub(crate) struct Listed {
     pub(crate) bytes: usize,
 }
 
-/// Writes one file; each thread has at most one tensor's copy in memory.
-pub(crate) fn save(
-    path: &Path,
-    entries: &BTreeMap<String, Entry<'_>>,
-    metadata: &[(&str, String)],
-) -> Result<()> {
+/// The tensors of one file.
+pub(crate) type Entries<'a> = BTreeMap<String, Entry<'a>>;
+
+fn listed(entries: &Entries<'_>) -> Vec<Listed> {
     let listed = entries.iter().map(|(name, entry)| Listed {
         name: name.clone(),
         dtype: entry.dtype.in_files(),
         shape: entry.shape.clone(),
-        bytes: entry.numbers.len() * entry.dtype.bytes(),
+        bytes: entry.size(),
     });
-    let (mut file, mut place) = begin(path, &listed.collect::<Vec<_>>(), metadata)?;
+    listed.collect()
+}
+
+/// Gives the bytes of the file that [`save`] writes to `take`, in order; each thread has at most one
+/// tensor's copy in memory.
+pub(crate) fn each_piece(
+    entries: &Entries<'_>,
+    metadata: &[(&str, String)],
+    mut take: impl FnMut(&[u8]),
+) {
+    take(&header(&listed(entries), metadata));
+    let entries: Vec<_> = entries.values().collect();
+    for some in entries.chunks(rayon::current_num_threads()) {
+        let made: Vec<Vec<u8>> = some.par_iter().map(|entry| entry.bytes()).collect();
+        made.iter().for_each(|bytes| take(bytes));
+    }
+}
+
+/// Writes one file; each thread has at most one tensor's copy in memory.
+pub(crate) fn save(path: &Path, entries: &Entries<'_>, metadata: &[(&str, String)]) -> Result<()> {
+    let (mut file, mut place) = begin(path, &listed(entries), metadata)?;
     file.flush().map_err(Error::io(path))?;
     let mut places = Vec::with_capacity(entries.len());
     for entry in entries.values() {
         places.push((entry, place));
-        place += (entry.numbers.len() * entry.dtype.bytes()) as u64;
+        place += entry.size() as u64;
     }
     let write = |(entry, place): (&Entry<'_>, u64)| entry.write(file.get_ref(), place);
     let written = places.into_par_iter().try_for_each(write);
@@ -169,6 +210,15 @@ fn begin(
     tensors: &[Listed],
     metadata: &[(&str, String)],
 ) -> Result<(BufWriter<File>, u64)> {
+    let header = header(tensors, metadata);
+    let file = File::create(path).map_err(Error::io(path))?;
+    let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
+    file.write_all(&header).map_err(Error::io(path))?;
+    Ok((file, header.len() as u64))
+}
+
+/// The header of a file, its length before it.
+fn header(tensors: &[Listed], metadata: &[(&str, String)]) -> Vec<u8> {
     let mut header = Map::new();
     let metadata: BTreeMap<_, _> = metadata.iter().cloned().collect();
     header.insert("__metadata__".to_owned(), json!(metadata));
@@ -182,12 +232,7 @@ fn begin(
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
-    let file = File::create(path).map_err(Error::io(path))?;
-    let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
-    (file.write_all(&(header.len() as u64).to_le_bytes()))
-        .and_then(|()| file.write_all(&header))
-        .map_err(Error::io(path))?;
-    Ok((file, (LENGTH_BYTES + header.len()) as u64))
+    [(header.len() as u64).to_le_bytes().to_vec(), header].concat()
 }
 
 /// A file whose tensors are read one at a time.

@@ -214,11 +214,6 @@ impl Weights {
     pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
         shards::save(dir, stem, (self.dtype, SHARD_BYTES_MAX), self.iter())
     }
-
-    /// The same in one file, `<stem>.safetensors`.
-    pub(crate) fn save_in_one(&self, dir: &Path, stem: &str) -> Result<()> {
-        shards::save(dir, stem, (self.dtype, usize::MAX), self.iter())
-    }
 }
 
 /// Refuses a file, the last one of a model, where parameters are left that no file holds.

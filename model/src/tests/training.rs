@@ -2,9 +2,11 @@
 
 use super::{SHAPES, random_policy, sequences};
 use crate::{
-    AdamW, ComputeOptions, Dtype, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
-    Weights,
+    AdamW, ComputeOptions, Dtype, OptimizerState, Policy, StepReport, Trainer, Unit,
+    UnitCoefficients, UnitStreams, Weights,
 };
+use std::collections::BTreeMap;
+use std::path::Path;
 
 fn units(policy: &Policy, seed: u64) -> Vec<Unit> {
     let sequences = sequences(
@@ -100,6 +102,20 @@ fn a_skipped_unit_equals_one_without_coefficients() {
     assert_eq!(before, after);
 }
 
+/// How many files a state has; its bytes are those of the files that were saved.
+fn pieces_are_of(state: &OptimizerState, folder: &Path) -> usize {
+    let mut files: BTreeMap<&str, Vec<u8>> = BTreeMap::new();
+    let take = |name, piece: &[u8]| files.entry(name).or_default().extend_from_slice(piece);
+    state.each_piece(take).unwrap();
+    for (name, bytes) in &files {
+        assert!(
+            *bytes == std::fs::read(folder.join(name)).unwrap(),
+            "{name}"
+        );
+    }
+    files.len()
+}
+
 #[test]
 fn a_resumed_training_equals_an_uninterrupted_one() {
     let policy = random_policy(SHAPES[1], 7);
@@ -116,6 +132,10 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
     )
     .unwrap();
     assert_eq!(resumed.optimizer_steps(), 1);
+    // In memory it is the same, and so are the bytes without a file.
+    let (model, state) = whole.into_parts().unwrap();
+    assert_eq!(pieces_are_of(&state, &dir.path().join("optimizer")), 1);
+    let mut whole = Trainer::go_on(model, AdamW::default(), state).unwrap();
     step(&mut whole, 2, 1);
     step(&mut resumed, 2, 2);
     assert!(whole.model().unwrap().weights() == resumed.model().unwrap().weights());
@@ -178,6 +198,10 @@ fn a_policy_in_bf16_has_the_nearest_numbers_of_what_training_changes() {
     let master = Weights::load_one(file, model.trained_shapes(), "policy", "is missing").unwrap();
     assert!(master.rounded(&options).unwrap() == *model.weights());
     assert!(master != model.weights().clone().in_f32());
+    let (_, in_memory) = whole.into_parts().unwrap();
+    assert_eq!(pieces_are_of(&in_memory, &state), 2);
+    // Its numbers belong to a policy in bf16.
+    assert!(Trainer::go_on(load().in_f32(), AdamW::default(), in_memory).is_err());
     // Neither another dtype nor a state without the numbers is taken.
     let refused = Trainer::resume(load().in_f32(), AdamW::default(), Some(&state)).unwrap_err();
     assert!(refused.to_string().contains("trained in f32"), "{refused}");

@@ -2,7 +2,6 @@
 //! device. On a GPU weights and moments stay in its memory from the first step on, and the CPU's
 //! copy of the weights is updated on request.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::compute::gradient_tree::UnitGradients;
@@ -11,10 +10,8 @@ use crate::cpu::gradients::Gradients;
 use crate::gpu::{self, Gpu};
 use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
-use crate::{Dtype, Error, Policy, Result, Weights};
-
-/// Stem of the file of the f32 numbers behind a policy in bf16.
-const MASTER: &str = "master";
+use crate::train::optimizer_state::OptimizerState;
+use crate::{Error, Policy, Result, Weights};
 
 /// The model as of the last step, and the state for the next one.
 #[derive(Debug)]
@@ -36,38 +33,9 @@ pub(crate) struct Learner {
 }
 
 impl Learner {
-    /// A learner without any step yet.
-    pub(crate) fn new(model: Policy, options: AdamW) -> Self {
-        let state = AdamWState::new(model.trained_shapes());
-        let own = model.trained_weights().clone();
-        let master = (own.dtype() == Dtype::Bf16).then(|| own.in_f32());
-        Self::of(model, options, state, master)
-    }
-
-    /// Resumes from the state that [`Learner::save_state`] wrote into `dir`.
-    pub(crate) fn with_state(model: Policy, options: AdamW, dir: &Path) -> Result<Self> {
-        let state = AdamWState::load(dir, model.trained_shapes())?;
-        let file = dir.join(format!("{MASTER}.safetensors"));
-        let master = match (model.trained_weights().dtype(), file.exists()) {
-            (Dtype::Bf16, _) => Some(Weights::load_one(
-                file,
-                model.trained_shapes(),
-                "policy",
-                "is missing",
-            )?),
-            (Dtype::F32, false) => None,
-            (Dtype::F32, true) => {
-                return Err(Error::Unsupported {
-                    path: file,
-                    message: "belongs to a policy in bf16, and this one is trained in f32"
-                        .to_owned(),
-                });
-            }
-        };
-        Ok(Self::of(model, options, state, master))
-    }
-
-    fn of(model: Policy, options: AdamW, state: AdamWState, master: Option<Weights>) -> Self {
+    /// A learner that goes on with a state of its model's.
+    pub(crate) fn new(model: Policy, options: AdamW, state: OptimizerState) -> Self {
+        let (state, master) = (state.moments, state.master);
         Learner {
             model,
             options,
@@ -104,6 +72,38 @@ impl Learner {
     pub(crate) fn into_model(mut self) -> Result<Policy> {
         self.fetch()?;
         Ok(self.model)
+    }
+
+    /// The model as of the last step, and what the next one needs beside it.
+    pub(crate) fn into_parts(mut self) -> Result<(Policy, OptimizerState)> {
+        self.fetch()?;
+        let state = Self::fetched(self.state, self.master, self.on_gpu.as_ref())?;
+        Ok((self.model, state))
+    }
+
+    /// A copy of what the next step needs beside the model.
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> Result<OptimizerState> {
+        self.check()?;
+        Self::fetched(
+            self.state.clone(),
+            self.master.clone(),
+            self.on_gpu.as_ref(),
+        )
+    }
+
+    fn fetched(
+        mut moments: AdamWState,
+        mut master: Option<Weights>,
+        on_gpu: Option<&gpu::Trained>,
+    ) -> Result<OptimizerState> {
+        if let Some(trained) = on_gpu {
+            moments = moments.with_moments(|name| trained.moments(name))?;
+            if let Some(master) = &mut master {
+                trained.masters(master)?;
+            }
+        }
+        Ok(OptimizerState { moments, master })
     }
 
     /// Memory for the gradients of the next step.
@@ -194,25 +194,5 @@ impl Learner {
             self.model.renew_on_gpu(trained)?;
         }
         Ok(report)
-    }
-
-    /// Writes `state.safetensors` into `dir`, and `master.safetensors` where the model is in bf16.
-    pub(crate) fn save_state(&self, dir: &Path) -> Result<()> {
-        self.check()?;
-        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        match &self.on_gpu {
-            Some(trained) => {
-                let state = self.state.with_moments(|name| trained.moments(name))?;
-                state.save(dir)?;
-            }
-            None => self.state.save(dir)?,
-        }
-        let Some(mut master) = self.master.clone() else {
-            return Ok(());
-        };
-        if let Some(trained) = &self.on_gpu {
-            trained.masters(&mut master)?;
-        }
-        master.save_in_one(dir, MASTER)
     }
 }

@@ -16,6 +16,7 @@ use crate::cpu::gradients::Gradients;
 use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
 use crate::train::learner::Learner;
+use crate::train::optimizer_state::OptimizerState;
 use crate::{Error, Policy, Result};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -220,9 +221,16 @@ impl<M> std::fmt::Debug for Trainer<M> {
 impl<M: Head> Trainer<M> {
     /// Starts with a fresh optimizer state.
     pub fn new(model: M, options: AdamW) -> Self {
-        let learner = Learner::new(model.into_network(), options);
-        let model = PhantomData;
-        Trainer { learner, model }
+        let model = model.into_network();
+        let state = OptimizerState::new(&model);
+        Self::of(model, options, state)
+    }
+
+    fn of(network: Policy, options: AdamW, state: OptimizerState) -> Self {
+        Trainer {
+            learner: Learner::new(network, options, state),
+            model: PhantomData,
+        }
     }
 
     /// Resumes with the optimizer state in a folder, or starts with a fresh one.
@@ -233,9 +241,18 @@ impl<M: Head> Trainer<M> {
         let Some(dir) = state else {
             return Ok(Self::new(model, options));
         };
-        let learner = Learner::with_state(model.into_network(), options, dir)?;
-        let model = PhantomData;
-        Ok(Trainer { learner, model })
+        let model = model.into_network();
+        let state = OptimizerState::load(&model, dir)?;
+        Ok(Self::of(model, options, state))
+    }
+
+    /// Goes on with a state.
+    ///
+    /// # Errors
+    /// It is another model's.
+    pub fn go_on(model: M, options: AdamW, state: OptimizerState) -> Result<Self> {
+        let model = model.into_network();
+        (state.check(&model)).map(|state| Self::of(model, options, state))
     }
 
     /// One optimizer step on a minibatch divided into units.
@@ -309,12 +326,18 @@ impl<M: Head> Trainer<M> {
         self.learner.steps()
     }
 
-    /// Writes `state.safetensors` into `dir`, for [`Trainer::resume`].
+    #[cfg(test)]
+    pub(crate) fn save_optimizer(&self, dir: &Path) -> Result<()> {
+        self.learner.state()?.save(dir)
+    }
+
+    /// The model as of the last step, and its state for [`Trainer::go_on`].
     ///
     /// # Errors
-    /// The file cannot be written, or the GPU that has the state is lost.
-    pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        self.learner.save_state(dir)
+    /// The GPU that has them is lost.
+    pub fn into_parts(self) -> Result<(M, OptimizerState)> {
+        let parts = self.learner.into_parts();
+        parts.map(|(model, state)| (M::of_network(model), state))
     }
 }
 

@@ -182,7 +182,7 @@ impl Memory {
         let each = stages.map(|stage| {
             let (fixed, by_lengths) = most(stage);
             let bytes = Bytes {
-                fixed: narrow(resident(stage) + fixed),
+                fixed: narrow(resident(stage) + work.states(stage) + fixed),
                 by_lengths: narrow(by_lengths),
             };
             (stage, bytes)
@@ -278,6 +278,23 @@ impl Work<'_> {
             None => kept * (m.parameters + halves + m.rotary),
             Some(_) => m.parameters + m.rotary + kept * (self.policy().copy + halves),
         }
+    }
+
+    /// Bytes of the optimizer states that stay in memory beside a stage which does not go on with them,
+    /// and an eighth for what the allocator keeps between their tensors.
+    fn states(&self, stage: Stage) -> u128 {
+        let plan = self.plan;
+        if plan.config.run.pipeline == Pipeline::Eval || plan.gradient_shards(1) > 0 {
+            return 0;
+        }
+        let trains_policy = matches!(stage, Stage::Sft | Stage::Dpo | Stage::Update);
+        let has_other_critic = plan.config.has_critic() && stage != Stage::CriticUpdate;
+        let policy = (!trains_policy).then(|| self.policy());
+        let critic = has_other_critic.then(|| self.value_model());
+        let bytes = |of: Trained| F32 * (2 + u128::from(of.is_rounded)) * of.learned;
+        let states = policy.into_iter().chain(critic).map(bytes);
+        let held = states.filter(|bytes| agentgym_worker::stays_in_memory(narrow(*bytes)));
+        held.sum::<u128>() * 9 / 8
     }
 
     pub(super) fn policy(&self) -> Trained {

@@ -529,7 +529,7 @@ jobs: {rollout_part_tasks: 2}
             parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 1.0 MB; kept ≤ 35 MB
             store       an iteration puts ≤ 3.5 MB (update 2.5 MB, rollout 1.0 MB) and gets ≤ 9.0 MB (log_probs 3.3 MB, rollout 3.3 MB, update 2.5 MB), optimizer states after the commits that name them
-            memory      each worker, 2 threads: ≤ 213 MB in sft, 65 MB in rollout, 99 MB in log_probs, 139 MB in update, 163 MB in evaluate
+            memory      each worker, 2 threads: ≤ 213 MB in sft, 66 MB in rollout, 101 MB in log_probs, 139 MB in update, 165 MB in evaluate
             time        not measured: no measured run of this model was found; a store that is no folder is asked with --store
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes

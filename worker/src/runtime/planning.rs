@@ -95,6 +95,7 @@ impl Worker {
             return false;
         }
         state.is_over = true;
+        self.resources.states.forget(plan.run.as_str());
         let _ = self.events.send(Event::RunFinished {
             run: plan.run.to_string(),
         });

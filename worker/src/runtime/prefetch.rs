@@ -171,6 +171,7 @@ mod tests {
             environments: crate::environments::Environments::default(),
             meters: Default::default(),
             read_ahead: Default::default(),
+            states: Default::default(),
             deliveries: Default::default(),
             drain_grace: crate::DRAIN_GRACE,
         };

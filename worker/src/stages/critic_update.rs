@@ -3,14 +3,14 @@
 //! depend on the policy's update and runs in parallel with it.
 
 use super::artifacts::{self, read};
+use super::training::state::{Found, Left, optimizer_of, upload_state};
 use super::training::step::{say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
-use super::training::{
-    ADAM_EPS, Brakes, Workbench, optimizer_of, options, upload_critic, upload_state,
-};
+use super::training::workbench::Workbench;
+use super::training::{ADAM_EPS, Brakes, options, upload_critic};
 use crate::blocking::blocking;
 use crate::metrics::{self, write_json};
-use crate::policies::{CRITIC, OPTIMIZER};
+use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueSums, ValueTokens};
 use agentgym_jobs::artifact_names;
@@ -24,14 +24,14 @@ use agentgym_record::metrics::CriticMetrics;
 use agentgym_record::weights::{
     denominators, loss_tokens, micro_batch_size, minibatch_slots, wide,
 };
-use agentgym_storage::{LocalFolder, Outputs};
+use agentgym_storage::Outputs;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 struct Trained {
     critic: Critic,
+    left: Left,
     record: CriticSteps,
     size: Size,
     seconds: f64,
@@ -52,8 +52,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let settings = settings(&plan, context.part.id.iteration)?;
     let work = Workbench::of(context);
     let trained = blocking(move || {
-        let folder = optimizer.as_ref().map(LocalFolder::path);
-        let mut trainer = trainer(&critic, &settings, folder)?;
+        let mut trainer = trainer(&critic, &settings, optimizer)?;
         let start = Instant::now();
         let (mut steps, mut size) = (Vec::new(), Size::default());
         let minibatches = minibatch_slots(&plan, plan.config.critic.ppo_mini_batch_size)?;
@@ -76,12 +75,14 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        let saved = (trainer.model())
-            .and_then(|critic| critic.save(&work.scratch.join(CRITIC)))
-            .and_then(|()| trainer.save_optimizer(&work.scratch.join(OPTIMIZER)));
-        saved.map_err(|e| BRAKES.failed(|| id.to_string())(e.into()))?;
+        let saved = (trainer.into_parts().map_err(Error::from)).and_then(|(critic, state)| {
+            critic.save(&work.scratch.join(CRITIC))?;
+            Ok((critic, work.leave(state)?))
+        });
+        let (critic, left) = saved.map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
-            critic: trainer.into_model()?,
+            critic,
+            left,
             record: CriticSteps {
                 settings,
                 minibatches: steps,
@@ -92,7 +93,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     })
     .await?;
     upload_critic(context, outputs, trained.critic).await?;
-    upload_state(context, outputs).await?;
+    upload_state(context, outputs, trained.left).await?;
     metrics::write(outputs, &summarise(&trained.record, trained.size)).await?;
     write_json(
         outputs,
@@ -130,7 +131,7 @@ fn settings(plan: &Plan, iteration: u32) -> Result<CriticSettings> {
 fn trainer(
     critic: &Arc<Critic>,
     settings: &CriticSettings,
-    optimizer: Option<&Path>,
+    optimizer: Option<Found>,
 ) -> Result<Trainer<Critic>> {
     let adamw = AdamW {
         betas: settings.betas,
@@ -139,7 +140,12 @@ fn trainer(
         grad_clip: settings.grad_clip,
         decay_excludes_norms_and_biases: settings.decay_excludes_norms_and_biases,
     };
-    Ok(Trainer::resume(Critic::clone(critic), adamw, optimizer)?)
+    let critic = Critic::clone(critic);
+    Ok(match optimizer {
+        None => Trainer::new(critic, adamw),
+        Some(Found::InFolder(folder)) => Trainer::resume(critic, adamw, Some(folder.path()))?,
+        Some(Found::InMemory(state)) => Trainer::go_on(critic, adamw, *state)?,
+    })
 }
 
 /// A sequence of the minibatch.

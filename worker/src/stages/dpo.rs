@@ -4,9 +4,11 @@
 //! always in the same gradient unit.
 
 use super::artifacts;
+use super::training::state::{finish, optimizer, resume};
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
-use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
+use super::training::workbench::Workbench;
+use super::training::{Brakes, policy_options, upload};
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
 use crate::metrics;
@@ -23,7 +25,7 @@ use agentgym_record::documents::UnitRule;
 use agentgym_record::figures::mean;
 use agentgym_record::metrics::{DpoMetrics, DpoPoint};
 use agentgym_record::weights::wide;
-use agentgym_storage::{Inputs, LocalFolder, Outputs};
+use agentgym_storage::{Inputs, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -67,7 +69,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let pairs = pairs(&context.inputs).await?;
     let policy = artifacts::policy(context, POLICY).await?;
     let reference = artifacts::plain_policy(context, "reference").await?;
-    let optimizer = optimizer_folder(context, Stage::Dpo).await?;
+    let optimizer = optimizer(context, Stage::Dpo).await?;
     let work = Workbench::of(context);
     let (first, span) = (steps.start, steps.clone());
     let (policy, results, seconds) = blocking(move || {
@@ -78,7 +80,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             grad_clip: dpo.grad_clip,
             ..AdamW::default()
         };
-        let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
+        let mut trainer = resume(&policy, adamw, optimizer)?;
         let start = Instant::now();
         let tick = || work.beat.tick();
         let options = policy_options(&plan, work.threads, &tick);
@@ -104,8 +106,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 .progress(results.len() as u64, span.len() as u64, "optimizer steps");
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
-        Ok((trainer.into_model()?, results, seconds))
+        let policy = finish(trainer, &work).map_err(BRAKES.failed(|| id.to_string()))?;
+        Ok((policy, results, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;

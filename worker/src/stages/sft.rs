@@ -8,9 +8,11 @@ pub(super) mod held_out;
 pub(super) mod mixture;
 
 use super::artifacts;
+use super::training::state::{finish, optimizer, resume};
 use super::training::step::{of_log_probs, say_if_skipped, with_sums};
 use super::training::units::{Size, Units};
-use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
+use super::training::workbench::Workbench;
+use super::training::{Brakes, policy_options, upload};
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
 use crate::metrics;
@@ -25,7 +27,7 @@ use agentgym_record::documents::UnitRule;
 use agentgym_record::figures::mean;
 use agentgym_record::metrics::{SftMetrics, SftPoint, Validation, ValidationPoint};
 use agentgym_record::weights::wide;
-use agentgym_storage::{LocalFolder, Outputs};
+use agentgym_storage::Outputs;
 use mixture::Mixture;
 use std::sync::Arc;
 use std::time::Instant;
@@ -53,7 +55,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let steps = plan.sft_steps(id.iteration, id.part);
     let mut mixture = Mixture::open(&context.inputs, &plan, id.iteration).await?;
     let policy = artifacts::policy(context, POLICY).await?;
-    let optimizer = optimizer_folder(context, Stage::Sft).await?;
+    let optimizer = optimizer(context, Stage::Sft).await?;
     let work = Workbench::of(context);
     let (policy, results, validation, seconds) = blocking(move || {
         let sft = &plan.config.sft;
@@ -63,7 +65,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             grad_clip: sft.grad_clip,
             ..AdamW::default()
         };
-        let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
+        let mut trainer = resume(&policy, adamw, optimizer)?;
         let start = Instant::now();
         let tick = || work.beat.tick();
         let options = policy_options(&plan, work.threads, &tick);
@@ -121,8 +123,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             validation_loss: points.last().map(|point| point.validation_loss),
             validation: points,
         });
-        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
-        Ok((trainer.into_model()?, results, validation, seconds))
+        let policy = finish(trainer, &work).map_err(BRAKES.failed(|| id.to_string()))?;
+        Ok((policy, results, validation, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;

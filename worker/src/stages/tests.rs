@@ -5,7 +5,7 @@ mod server;
 
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
-use crate::{Error, Report, StageContext, stages};
+use crate::{Error, Report, StageContext, stages, states};
 use agentgym_jobs::codec::{decode, encode};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::journal::{Event as TurnEvent, Segment};
@@ -66,6 +66,7 @@ impl Bench {
                 environments: Default::default(),
                 meters: Default::default(),
                 read_ahead: Default::default(),
+                states: Default::default(),
                 deliveries: Default::default(),
                 drain_grace: crate::DRAIN_GRACE,
             }),
@@ -125,11 +126,12 @@ impl Bench {
             journal: Journal::open(self.store.clone(), slot.clone(), attempt.clone()),
             replayed: Journal::replay(&self.store, &slot).await?,
             scratch,
+            left: None,
             measured: Report::default(),
         };
         let mut outputs = Outputs::new(self.store.clone(), slot, attempt);
         let report = stages::run(part.id.stage, &mut context, &mut outputs).await?;
-        if let Some(folder) = outputs.adopt_later(&context.inputs).await {
+        if let Some(folder) = states::adopt_left(&mut context, &mut outputs).await? {
             for artifact in outputs.artifacts().filter(|a| a.after_commit) {
                 let (_, file) = artifact.name.split_once('/').unwrap();
                 self.store

@@ -1,80 +1,23 @@
-//! Shared by the training stages: the source of the optimizer's state, and how a model and that state
-//! become artifacts.
+//! Shared by the training stages: their options, and how a model becomes artifacts.
 
+pub(super) mod state;
 pub(super) mod step;
 pub(super) mod units;
+pub(super) mod workbench;
 
 use crate::memory;
-use crate::policies::{ADAPTER, CRITIC, OPTIMIZER, POLICY, Policies};
-use crate::{Beat, Error, Result, StageContext};
-use agentgym_jobs::pipeline::Stage;
+use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
+use crate::{Error, Result, StageContext};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
-use agentgym_storage::{Artifact, LocalFolder, Outputs};
+use agentgym_model::{ComputeOptions, Critic, Policy};
+use agentgym_storage::{Artifact, Outputs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
+
+use state::{Left, upload_state};
 
 /// AdamW's ε: torch's default.
 pub(super) const ADAM_EPS: f64 = 1e-8;
-
-/// The optimizer state of the step that made the input policy, if the stage `from` made it and the
-/// state was kept. A new phase starts with a fresh optimizer.
-pub(super) async fn optimizer_folder(
-    context: &StageContext,
-    from: Stage,
-) -> Result<Option<LocalFolder>> {
-    optimizer_of(context, POLICY, from).await
-}
-
-/// [`optimizer_folder`] for the model of any input.
-pub(super) async fn optimizer_of(
-    context: &StageContext,
-    model: &str,
-    from: Stage,
-) -> Result<Option<LocalFolder>> {
-    let made_by = context
-        .part
-        .inputs
-        .iter()
-        .find(|input| input.name == model)
-        .map(|input| input.from.stage);
-    // A fork may not have copied it.
-    let kept = |name: &str| name.split('/').next() == Some(OPTIMIZER);
-    let artifacts = context.inputs.artifacts(model)?;
-    if made_by != Some(from) || !artifacts.iter().any(|a| kept(&a.name)) {
-        return Ok(None);
-    }
-    Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
-}
-
-/// What a training stage takes along to the thread that computes.
-pub(super) struct Workbench {
-    pub(super) threads: usize,
-    pub(super) beat: Beat,
-    pub(super) scratch: PathBuf,
-    cancel: CancellationToken,
-}
-
-impl Workbench {
-    pub(super) fn of(context: &StageContext) -> Self {
-        Self {
-            threads: context.resources.threads,
-            beat: context.beat.clone(),
-            scratch: context.scratch.clone(),
-            cancel: context.cancel.clone(),
-        }
-    }
-
-    /// # Errors
-    /// The worker drains.
-    pub(super) fn check_cancelled(&self) -> Result<()> {
-        match self.cancel.is_cancelled() {
-            true => Err(Error::Cancelled),
-            false => Ok(()),
-        }
-    }
-}
 
 /// The config keys of the learning rate and of the gradient clipping.
 #[derive(Debug, Clone, Copy)]
@@ -108,22 +51,11 @@ impl Brakes {
     }
 }
 
-/// Writes the trained policy, or its adapter, and the optimizer's state into local folders.
-pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {
-    let policy = trainer.model()?;
-    match policy.adapter() {
-        Some(adapter) => adapter.save(&scratch.join(ADAPTER))?,
-        None => policy.save(&scratch.join(POLICY))?,
-    }
-    trainer.save_optimizer(&scratch.join(OPTIMIZER))?;
-    Ok(())
-}
-
-/// Uploads the folders of [`save`] and keeps the policy in memory.
+/// Uploads what [`state::finish`] left and keeps the policy in memory.
 pub(super) async fn upload(
-    context: &StageContext,
+    context: &mut StageContext,
     outputs: &mut Outputs,
-    policy: Policy,
+    (policy, left): (Policy, Left),
 ) -> Result<()> {
     let (policies, adapted) = (&context.resources.policies, policy.adapter().is_some());
     let policy = Arc::new(policy);
@@ -141,18 +73,7 @@ pub(super) async fn upload(
         let files = upload_policy_near(context, outputs, width).await?;
         policies.insert(&files, policy).await;
     }
-    upload_state(context, outputs).await
-}
-
-/// Names the optimizer's state, which is written after the commit. Where many parts make a step, the next
-/// is soon made by others, who read it.
-pub(super) async fn upload_state(context: &StageContext, outputs: &mut Outputs) -> Result<()> {
-    let folder = context.scratch.join(OPTIMIZER);
-    match context.plan.gradient_shards(context.part.id.iteration) {
-        0 => (outputs.folder_after_commit(OPTIMIZER, OPTIMIZER, &folder)).await?,
-        _ => outputs.folder(OPTIMIZER, OPTIMIZER, &folder).await?,
-    }
-    Ok(())
+    upload_state(context, outputs, left).await
 }
 
 /// Uploads the adapter in `scratch` and keeps its policy in memory.
@@ -276,13 +197,4 @@ pub(super) fn policy_options<'a>(
 ) -> ComputeOptions<'a> {
     let model = &plan.config.actor_rollout_ref.model;
     options(plan, threads, model.enable_gradient_checkpointing, beat)
-}
-
-/// A trainer with the given optimizer state, or a fresh one.
-pub(super) fn resume(
-    policy: &Arc<Policy>,
-    adamw: AdamW,
-    optimizer: Option<&Path>,
-) -> Result<Trainer> {
-    Ok(Trainer::resume(Policy::clone(policy), adamw, optimizer)?)
 }

@@ -13,8 +13,10 @@ mod minibatch;
 mod steps;
 
 use super::artifacts::{self, read};
+use super::training::state::{Found, Left, finish, optimizer, resume};
 use super::training::units::Size;
-use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
+use super::training::workbench::Workbench;
+use super::training::{Brakes, policy_options, upload};
 use crate::blocking::blocking;
 use crate::metrics::{self, write_json};
 use crate::policies::POLICY;
@@ -26,15 +28,14 @@ use agentgym_model::{AdamW, Policy, Trainer};
 use agentgym_record::documents::{self, UpdateSettings, UpdateStep, UpdateSteps};
 use agentgym_record::figures::mean;
 use agentgym_record::metrics::UpdateMetrics;
-use agentgym_storage::{LocalFolder, Outputs};
+use agentgym_storage::Outputs;
 use minibatch::{Minibatch, Share};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use steps::{places, settings};
 
 struct Trained {
-    policy: Policy,
+    policy: (Policy, Left),
     record: UpdateSteps,
     /// Over all steps up to the last one made here.
     size: Size,
@@ -60,13 +61,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", artifact_names::BATCH).await?;
     let policy = artifacts::policy(context, POLICY).await?;
-    let optimizer = optimizer_folder(context, Stage::Update).await?;
+    let optimizer = optimizer(context, Stage::Update).await?;
     let settings = settings(&plan, id.iteration)?;
-    let mut trainer = trainer(
-        &policy,
-        &settings,
-        optimizer.as_ref().map(LocalFolder::path),
-    )?;
+    let mut trainer = trainer(&policy, &settings, optimizer)?;
     let shared = match plan.gradient_shards(id.iteration) {
         0 => None,
         shards => Some(Shared {
@@ -119,9 +116,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             own = size;
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
+        let policy = finish(trainer, &work).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
-            policy: trainer.into_model()?,
+            policy,
             record: UpdateSteps {
                 settings,
                 minibatches: steps,
@@ -154,7 +151,7 @@ async fn steps_before(context: &StageContext) -> Result<Vec<UpdateStep>> {
 fn trainer(
     policy: &Arc<Policy>,
     settings: &UpdateSettings,
-    optimizer: Option<&Path>,
+    optimizer: Option<Found>,
 ) -> Result<Trainer> {
     let adamw = AdamW {
         betas: settings.betas,
