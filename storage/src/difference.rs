@@ -8,7 +8,7 @@
 use crate::artifact::{Digesting, chunk_range, hash};
 use crate::near::{CHUNKS_AT_ONCE, Near, read_part};
 use crate::{Artifact, Delta, Digest, Error, Frame, Result, Store};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::path::Path;
 use tokio::io::AsyncWriteExt;
@@ -69,7 +69,7 @@ impl Artifact {
             let digest = difference.frames[index].digest;
             let place = format!(" in the difference of chunk {index}");
             let frame = link.part(store, range, digest, &place).await?;
-            let added = tokio::task::spawn_blocking(move || decode(&frame, &content, width));
+            let added = tokio::task::spawn_blocking(move || decode(&frame, content, width));
             let added = added
                 .await
                 .expect("it does not panic, and is not cancelled once it runs");
@@ -148,19 +148,19 @@ fn encode(own: &[u8], base: &[u8], width: usize) -> std::io::Result<Vec<u8>> {
     zstd::bulk::compress(&planes, LEVEL)
 }
 
-/// The chunk whose difference from `base` this is. It is never longer than `base`, whatever the frame
-/// says.
-fn decode(frame: &[u8], base: &[u8], width: usize) -> Result<Bytes, String> {
+/// The chunk whose difference from `base` this is, in the memory of `base` where nobody else reads it. It is
+/// never longer than `base`, whatever the frame says.
+fn decode(frame: &[u8], base: Bytes, width: usize) -> Result<Bytes, String> {
     let planes = zstd::bulk::decompress(frame, base.len()).map_err(|e| e.to_string())?;
     if planes.len() != base.len() {
         return Err(format!("one of {} bytes for {}", planes.len(), base.len()));
     }
-    let mut own = vec![0; base.len()];
+    let mut own = (base.try_into_mut()).unwrap_or_else(|shared| BytesMut::from(&shared[..]));
     match width {
-        2 => add::<2>(&planes, base, &mut own),
-        _ => add::<4>(&planes, base, &mut own),
+        2 => add::<2>(&planes, &mut own),
+        _ => add::<4>(&planes, &mut own),
     }
-    Ok(own.into())
+    Ok(own.freeze())
 }
 
 /// Numbers of `W` bytes, little-endian, as integers: floats that lie close are integers that do.
@@ -196,26 +196,22 @@ fn subtract<const W: usize>(own: &[u8], base: &[u8], planes: &mut [u8]) {
     planes[W * count..].copy_from_slice(rest);
 }
 
-/// The inverse of [`subtract`].
-fn add<const W: usize>(planes: &[u8], base: &[u8], own: &mut [u8]) {
-    let (base, _) = base.as_chunks::<W>();
-    let count = base.len();
-    let (numbers, rest) = own.as_chunks_mut::<W>();
-    for (block, (to, base)) in numbers
-        .chunks_mut(BLOCK)
-        .zip(base.chunks(BLOCK))
-        .enumerate()
-    {
+/// The inverse of [`subtract`]: makes what was `base` there its `own`.
+fn add<const W: usize>(planes: &[u8], base: &mut [u8]) {
+    let (numbers, rest) = base.as_chunks_mut::<W>();
+    let count = numbers.len();
+    for (block, numbers) in numbers.chunks_mut(BLOCK).enumerate() {
         let mut all = [0; BLOCK];
         for k in 0..W {
-            let plane = &planes[k * count + block * BLOCK..][..to.len()];
+            let plane = &planes[k * count + block * BLOCK..][..numbers.len()];
             for (folded, byte) in all.iter_mut().zip(plane) {
                 *folded |= u32::from(*byte) << (8 * k);
             }
         }
-        for ((to, b), folded) in to.iter_mut().zip(base).zip(all) {
+        for (bytes, folded) in numbers.iter_mut().zip(all) {
             let apart = (folded >> 1) ^ (folded & 1).wrapping_neg();
-            to.copy_from_slice(&number(b).wrapping_add(apart).to_le_bytes()[..W]);
+            let own = number(bytes).wrapping_add(apart).to_le_bytes();
+            bytes.copy_from_slice(&own[..W]);
         }
     }
     rest.copy_from_slice(&planes[W * count..]);
@@ -240,7 +236,8 @@ mod tests {
             let (own, base): (Vec<u8>, Vec<u8>) = both.into_iter().unzip();
             for width in [2, 4] {
                 let frame = encode(&own, &base, width).unwrap();
-                prop_assert_eq!(&decode(&frame, &base, width).unwrap()[..], &own[..]);
+                let made = decode(&frame, base.clone().into(), width).unwrap();
+                prop_assert_eq!(&made[..], &own[..]);
             }
         }
     }
@@ -263,9 +260,9 @@ mod tests {
         assert!(frame.len() < own.len() / 50, "{}", frame.len());
         let bomb = zstd::bulk::compress(&vec![0; 1 << 24], LEVEL).unwrap();
         assert!(bomb.len() < 2000);
-        assert!(decode(&bomb, &base, 2).is_err());
-        assert!(decode(&frame[..frame.len() - 1], &base, 2).is_err());
-        assert!(decode(&frame, &base[2..], 2).is_err());
+        assert!(decode(&bomb, base.clone().into(), 2).is_err());
+        assert!(decode(&frame[..frame.len() - 1], base.clone().into(), 2).is_err());
+        assert!(decode(&frame, base[2..].to_vec().into(), 2).is_err());
     }
 
     const NAME: &str = "policy/model.safetensors";

@@ -49,34 +49,53 @@ pub(crate) fn is_dense(name: &str) -> bool {
     dense.iter().any(|ending| name.ends_with(ending)) || name == HEAD
 }
 
+/// Rows of a transpose that are made together: as many numbers as a line of the cache holds.
+pub(crate) const STRIP: usize = 16;
+
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    /// Rows and columns of a tile are lines of the cache; a whole one is turned in registers.
-    const SQUARE: usize = 16;
     let mut y = zeros(x.len());
-    for left in (0..columns).step_by(SQUARE) {
-        for top in (0..rows).step_by(SQUARE) {
-            if columns - left < SQUARE || rows - top < SQUARE {
-                for row in top..rows.min(top + SQUARE) {
-                    for column in left..columns.min(left + SQUARE) {
-                        y[column * rows + row] = x[row * columns + column];
-                    }
-                }
-                continue;
-            }
-            let mut tile = [[0.0; SQUARE]; SQUARE];
-            for row in 0..SQUARE {
-                let line = &x[(top + row) * columns + left..][..SQUARE];
-                for column in 0..SQUARE {
-                    tile[column][row] = line[column];
-                }
-            }
-            for (column, numbers) in tile.iter().enumerate() {
-                y[(left + column) * rows + top..][..SQUARE].copy_from_slice(numbers);
-            }
+    if rows > 0 {
+        for (number, strip) in y.chunks_mut(STRIP * rows).enumerate() {
+            transpose_strip(x, (rows, columns), number * STRIP, strip);
         }
     }
     y
+}
+
+/// Rows of the transpose, from the `first` on, as many as `y` has room for. Four rows at a time are
+/// turned, in squares that fit into registers.
+pub(crate) fn transpose_strip(
+    x: &[f32],
+    (rows, columns): (usize, usize),
+    first: usize,
+    y: &mut [f32],
+) {
+    const SQUARE: usize = 4;
+    let width = y.len() / rows;
+    let line = |row: usize| &x[row * columns + first..][..width];
+    let whole = rows - rows % SQUARE;
+    for top in (0..whole).step_by(SQUARE) {
+        let lines = [0, 1, 2, 3].map(|row| line(top + row).as_chunks::<SQUARE>());
+        for square in 0..width / SQUARE {
+            let numbers = lines.map(|(squares, _)| squares[square]);
+            for column in 0..SQUARE {
+                let turned = numbers.map(|numbers| numbers[column]);
+                let place = (square * SQUARE + column) * rows + top;
+                y[place..][..SQUARE].copy_from_slice(&turned);
+            }
+        }
+        for column in width - width % SQUARE..width {
+            for row in top..top + SQUARE {
+                y[column * rows + row] = line(row)[column];
+            }
+        }
+    }
+    for row in whole..rows {
+        for (column, x) in line(row).iter().enumerate() {
+            y[column * rows + row] = *x;
+        }
+    }
 }
 
 /// The f32 numbers of a file's tensor.
@@ -114,4 +133,25 @@ pub(crate) fn check_type(dtype: safetensors::Dtype) -> Result<(), String> {
 
 fn unsupported(dtype: safetensors::Dtype) -> String {
     format!("has type {dtype:?}; f32, f16 and bf16 are supported")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transpose_has_every_number_in_its_place() {
+        let sizes = [1, 3, 4, 5, 15, 16, 17, 33];
+        for rows in sizes {
+            for columns in sizes {
+                let x: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+                let y = transpose(&x, rows, columns);
+                for (place, found) in y.iter().enumerate() {
+                    let (row, column) = (place % rows, place / rows);
+                    assert_eq!(*found, x[row * columns + column], "{rows} x {columns}");
+                }
+            }
+        }
+        assert!(transpose(&[], 0, 7).is_empty() && transpose(&[], 7, 0).is_empty());
+    }
 }

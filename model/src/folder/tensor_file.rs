@@ -1,7 +1,6 @@
 //! Safetensors files in Hugging Face's layout, written so that equal numbers give
 //! equal bytes: names sorted, fixed metadata, no timestamps.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -13,7 +12,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::{Map, Value, json};
 
-use crate::folder::parameter::{is_dense, transpose};
+use crate::folder::parameter::{STRIP, is_dense, transpose_strip};
 use crate::{Error, Result};
 
 /// Bytes of the header's length, which is at the start of a file.
@@ -99,30 +98,43 @@ impl Entry<'_> {
 
     /// Gives the bytes as the file holds them to `take`.
     fn pieces(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
-        let numbers = match self.turned {
-            true => Cow::Owned(transpose(self.numbers, self.shape[1], self.shape[0])),
-            false => Cow::Borrowed(self.numbers),
-        };
         let mut bytes = vec![0; PIECE_BYTES];
-        for some in numbers.chunks(bytes.len() / F32_BYTES) {
-            match self.dtype {
-                crate::Dtype::F32 => {
-                    let places = bytes.as_chunks_mut::<F32_BYTES>().0.iter_mut();
-                    places
-                        .zip(some)
-                        .for_each(|(place, x)| *place = x.to_le_bytes());
-                }
-                crate::Dtype::Bf16 => {
-                    let places = bytes.as_chunks_mut::<2>().0.iter_mut();
-                    let upper = |x: &f32| (x.to_bits() >> 16) as u16;
-                    places
-                        .zip(some)
-                        .for_each(|(place, x)| *place = upper(x).to_le_bytes());
-                }
-            }
-            take(&bytes[..some.len() * self.dtype.bytes()])?;
+        let mut take = |numbers: &[f32]| {
+            let pieces = numbers.chunks(bytes.len() / F32_BYTES);
+            pieces
+                .into_iter()
+                .try_for_each(|some| take(self.encode(some, &mut bytes)))
+        };
+        if !self.turned || self.numbers.is_empty() {
+            return take(self.numbers);
         }
-        Ok(())
+        let (columns, rows) = (self.shape[0], self.shape[1]);
+        let mut strip = vec![0.0; STRIP * rows];
+        (0..columns).step_by(STRIP).try_for_each(|first| {
+            let own = &mut strip[..(columns - first).min(STRIP) * rows];
+            transpose_strip(self.numbers, (rows, columns), first, own);
+            take(own)
+        })
+    }
+
+    /// Numbers as the file holds them, in `bytes`.
+    fn encode<'b>(&self, numbers: &[f32], bytes: &'b mut [u8]) -> &'b [u8] {
+        match self.dtype {
+            crate::Dtype::F32 => {
+                let places = bytes.as_chunks_mut::<F32_BYTES>().0.iter_mut();
+                places
+                    .zip(numbers)
+                    .for_each(|(place, x)| *place = x.to_le_bytes());
+            }
+            crate::Dtype::Bf16 => {
+                let places = bytes.as_chunks_mut::<2>().0.iter_mut();
+                let upper = |x: &f32| (x.to_bits() >> 16) as u16;
+                places
+                    .zip(numbers)
+                    .for_each(|(place, x)| *place = upper(x).to_le_bytes());
+            }
+        }
+        &bytes[..numbers.len() * self.dtype.bytes()]
     }
 }
 
