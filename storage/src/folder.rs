@@ -7,19 +7,24 @@
 //! name; every user of the folder holds a shared lock on `<id>.lock`, and only folders whose lock
 //! can be taken exclusively are evicted; `<id>.<nonce>.partial` is a download in progress.
 
-use crate::near::{CHUNKS_AT_ONCE, Near, blocking, hold, holds};
+use crate::near::{CHUNKS_AT_ONCE, Near, blocking, hold, holds, lock_file};
 use crate::{Artifact, Digest, Error, Result, Store, nonce};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use tokio::io::AsyncWriteExt;
 
 /// Folders that stay in the cache in addition to those in use: the initial policy, the policies and
 /// states of the last iterations and that of an evaluation, of two runs.
 const FOLDERS_KEPT: usize = 8;
 /// A partial download not modified for this long is considered abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// A download that nothing was written of for this long is not waited for: its process may have died, or
+/// stopped.
+const STALLED_AFTER: Duration = Duration::from_secs(20);
+/// How often somebody else's download is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Between two tries another process may evict the folder or finish the same download.
 const TRIES: usize = 5;
 
@@ -83,27 +88,90 @@ pub(crate) async fn cached(
     let (files, id) = content_of(files, under);
     let path = cache.join(&id);
     for _ in 0..TRIES {
-        if let Some(folder) = held(&files, &id, cache).await? {
-            return Ok(folder);
-        }
-        let partial = cache.join(format!("{id}.{}.partial", nonce()));
+        let partial = loop {
+            if let Some(folder) = held(&files, &id, cache).await? {
+                return Ok(folder);
+            }
+            let (cache, id) = (cache.to_owned(), id.clone());
+            match blocking(move || Partial::begin(&cache, &id)).await? {
+                Some(partial) => break partial,
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        };
         let (cache_dir, own) = (cache.to_owned(), id.clone());
         let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
         blocking(move || evict(&cache_dir, &own, incoming, bytes_max)).await?;
-        let downloaded = download(store, &files, &partial, cache).await;
-        let (from, to) = (partial, path.clone());
-        blocking(move || {
-            // Renaming onto a non-empty folder fails: another process was faster, and the next
-            // iteration of the loop checks its files.
-            if downloaded.is_err() || std::fs::rename(&from, &to).is_err() {
-                let _ = std::fs::remove_dir_all(&from);
-            }
-            downloaded
-        })
-        .await?;
+        download(store, &files, &partial.path, cache).await?;
+        // Renaming onto a non-empty folder fails: another process was faster, and the next iteration of
+        // the loop checks its files.
+        let _ = tokio::fs::rename(&partial.path, &path).await;
     }
     let source = std::io::Error::other("it is damaged again and again; is the disk failing?");
     Err(Error::local("keep the files of", path, source))
+}
+
+/// A download in progress, which is removed if it does not get its name.
+struct Partial {
+    path: PathBuf,
+    /// Locked by one of those that download the same; it is gone when that one ends.
+    lock: PathBuf,
+    _locked: File,
+}
+
+impl Partial {
+    /// A new one, unless the folder is there, or somebody else downloads it and gets on.
+    fn begin(cache: &Path, id: &str) -> Result<Option<Self>> {
+        let path = cache.join(format!("{id}.{}.partial", nonce()));
+        let lock = cache.join(format!("{id}.download"));
+        let locked = lock_file(&lock)?;
+        let is_free = locked.try_lock().is_ok();
+        let gets_on = || {
+            let mut all = idle_downloads(cache, id).chain([age(&lock)]);
+            all.any(|idle| idle < STALLED_AFTER)
+        };
+        if cache.join(id).exists() || !is_free && gets_on() {
+            return Ok(None);
+        }
+        let marked = locked.set_modified(SystemTime::now());
+        marked.map_err(|e| Error::local("lock", &lock, e))?;
+        std::fs::create_dir_all(&path).map_err(|e| Error::local("make the folder", &path, e))?;
+        Ok(Some(Self {
+            path,
+            lock,
+            _locked: locked,
+        }))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+        let _ = std::fs::remove_file(&self.lock);
+    }
+}
+
+/// How long nothing of each download of a folder has changed.
+fn idle_downloads(cache: &Path, id: &str) -> impl Iterator<Item = Duration> {
+    let begins = format!("{id}.");
+    let entries = std::fs::read_dir(cache).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter_map(move |path| {
+        let name = path.file_name()?.to_string_lossy();
+        (name.starts_with(&begins) && name.ends_with(".partial")).then(|| idle(&path))
+    })
+}
+
+/// How long nothing of a folder has changed.
+fn idle(folder: &Path) -> Duration {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let all = entries.map(|entry| entry.path()).chain([folder.to_owned()]);
+    all.map(|path| age(&path)).min().unwrap_or_default()
+}
+
+/// How long ago a file was written; long, if it is gone.
+fn age(path: &Path) -> Duration {
+    let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    let modified = modified.unwrap_or(SystemTime::UNIX_EPOCH);
+    modified.elapsed().unwrap_or_default()
 }
 
 /// The files in the cache, if they are there.
@@ -210,9 +278,7 @@ pub(crate) async fn forget(files: &[&Artifact], under: &str, cache: &Path) {
 
 /// Removes a folder of the cache whose lock is free; false if somebody holds it.
 fn remove_idle(path: &Path, lock: &Path) -> Result<bool> {
-    let mut options = File::options();
-    let lock = options.create(true).truncate(false).write(true).open(lock);
-    if !lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
+    if !lock_file(lock).is_ok_and(|lock| lock.try_lock().is_ok()) {
         return Ok(false);
     }
     match std::fs::remove_dir_all(path) {
@@ -238,14 +304,18 @@ async fn download(
         if let Some(parent) = path.parent() {
             tokio::fs::create_dir_all(parent).await.map_err(failed)?;
         }
-        let mut file = tokio::fs::File::create(&path).await.map_err(failed)?;
+        let mut file = File::create(&path).map_err(failed)?;
         let mut chunks = stream::iter(0..artifact.chunks())
             .map(|i| artifact.chunk_near(store, near, i))
             .buffered(CHUNKS_AT_ONCE);
         while let Some(chunk) = chunks.try_next().await? {
-            file.write_all(&chunk).await.map_err(failed)?;
+            let to = path.clone();
+            let write = move || {
+                let written = file.write_all(&chunk).map(|()| file);
+                written.map_err(|e| Error::local("write", to, e))
+            };
+            file = blocking(write).await?;
         }
-        file.flush().await.map_err(failed)?;
         if artifact.chunks() == 0 {
             artifact.check_size(store).await?;
         }
@@ -295,21 +365,13 @@ fn evict(cache: &Path, own: &str, incoming: u64, bytes_max: u64) -> Result<()> {
             entry.path(),
             entry.file_name().to_string_lossy().into_owned(),
         );
-        let modified = |path: &Path| {
-            std::fs::metadata(path)
-                .and_then(|m| m.modified())
-                .unwrap_or(SystemTime::UNIX_EPOCH)
-        };
         if name.ends_with(".partial") {
-            if modified(&path)
-                .elapsed()
-                .is_ok_and(|age| age > ABANDONED_AFTER)
-            {
+            if age(&path) > ABANDONED_AFTER {
                 let _ = std::fs::remove_dir_all(&path);
             }
         } else if name.parse::<Digest>().is_ok() && name != own {
             let lock = cache.join(format!("{name}.lock"));
-            idle.push((modified(&lock), path, lock));
+            idle.push((std::cmp::Reverse(age(&lock)), path, lock));
         }
     }
     idle.sort();

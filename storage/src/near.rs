@@ -99,16 +99,17 @@ pub(crate) fn holds(file: &File, digests: &[Digest]) -> bool {
 /// Takes the shared lock of a folder and marks it as used now.
 pub(crate) fn hold(cache: &Path, id: &str) -> Result<File> {
     let path = cache.join(format!("{id}.lock"));
-    let failed = |e| Error::local("lock", path.clone(), e);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(failed)?;
-    file.lock_shared().map_err(failed)?;
-    file.set_modified(SystemTime::now()).map_err(failed)?;
+    let file = lock_file(&path)?;
+    let held = (file.lock_shared()).and_then(|()| file.set_modified(SystemTime::now()));
+    held.map_err(|e| Error::local("lock", path, e))?;
     Ok(file)
+}
+
+/// A file that is there to be locked.
+pub(crate) fn lock_file(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    let opened = options.create(true).truncate(false).write(true).open(path);
+    opened.map_err(|e| Error::local("lock", path, e))
 }
 
 pub(crate) async fn blocking<T: Send + 'static>(

@@ -1,5 +1,5 @@
 //! The way of a policy from its last optimizer step to the next prompt, over a slow line to the store.
-//! `cargo bench --workspace --bench weights -- SHAPE WEIGHTS RATE` plays five iterations with a trainer and
+//! `cargo bench --workspace --bench weights -- SHAPE WEIGHTS RATE` plays ten iterations with a trainer and
 //! two rollout workers, each a process on a machine of its own with a line of a gigabit and 30 ms to an S3
 //! server. SHAPE is `2m`, `135m` (SmolLM2's width) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
 //! RATE is the learning rate; keys and values may follow. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 const RUN: &str = "weights";
-const ITERATIONS: u32 = 5;
+const ITERATIONS: u32 = 10;
 const GIGABIT: Line = Line {
     bytes_per_s: 125e6,
     one_way: Duration::from_millis(15),
@@ -205,7 +205,7 @@ async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<(
         begun.insert(slot, last.start.began_unix_s());
     }
     let first = |after: f64| opened.iter().copied().find(|at| *at >= after);
-    let mut total = (0.0, 0);
+    let (mut gaps, mut reads, mut waits) = (Vec::new(), Vec::new(), Vec::new());
     println!(
         "iteration  seconds  update: computing, else  its commit to the next episode  waited for the store  \
          put MB  got MB  a player's, of a policy in f32"
@@ -250,11 +250,19 @@ async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<(
             put / 1e6,
             got / 1e6
         );
-        total = (total.0 + gap, total.1 + 1);
+        gaps.push(gap);
+        reads.push(4.0 * most);
+        waits.push(longest / all);
     }
     println!(
-        "from computing to the next episode {:.2} s on average",
-        total.0 / f64::from(total.1)
+        "on average {:.2} s from computing to the next episode, {:.3} bytes a parameter read by a player, {:.1} % waited",
+        mean(&gaps),
+        mean(&reads),
+        100.0 * mean(&waits)
     );
     Ok(())
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }

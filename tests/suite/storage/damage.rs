@@ -281,6 +281,44 @@ async fn the_cache_is_bounded_and_spares_what_is_in_use() {
     assert_eq!(left.collect::<Vec<_>>(), [held.path()]);
 }
 
+/// Who needs what another downloads waits for it, unless that one has come to a stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_processes_of_a_machine_download_once() {
+    let bench = Bench::memory().await;
+    let cache = bench.cache().join("cache");
+    let manifest = commit(&bench.store, &[("p/a", "content"), ("p/b", "more")]).await;
+    let open = async |_: u32| {
+        let commits = vec![("in".into(), manifest.clone())];
+        let inputs = Inputs::new(bench.store.clone(), commits, &cache);
+        inputs.folder("in", "p").await.unwrap().path().to_owned()
+    };
+    let before = bench.store.requests().gets;
+    let all = futures::future::join_all((0..16).map(open)).await;
+    assert_eq!(bench.store.requests().gets - before, 2, "one per file");
+
+    let id = all[0].file_name().unwrap().to_string_lossy().into_owned();
+    std::fs::remove_dir_all(&all[0]).unwrap();
+    let others = cache.join(format!("{id}.00000000.partial"));
+    std::fs::create_dir(&others).unwrap();
+    // Nobody holds the lock of a process that died.
+    let at_once = std::time::Duration::from_secs(15);
+    tokio::time::timeout(at_once, open(0)).await.unwrap();
+    assert_eq!(bench.store.requests().gets - before, 4);
+
+    // A process that is stopped holds it, and is waited for a second more.
+    std::fs::remove_dir_all(&all[0]).unwrap();
+    let held = std::fs::File::create(cache.join(format!("{id}.download"))).unwrap();
+    held.lock().unwrap();
+    let last = std::time::SystemTime::now() - std::time::Duration::from_secs(19);
+    for written in [&held, &std::fs::File::open(&others).unwrap()] {
+        written.set_modified(last).unwrap();
+    }
+    let begun = std::time::Instant::now();
+    assert_eq!(open(0).await, all[0]);
+    assert!(begun.elapsed().as_millis() > 900, "{:?}", begun.elapsed());
+    assert_eq!(bench.store.requests().gets - before, 6);
+}
+
 /// By digest and by size: the least recently used entries are removed first.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cache_keeps_to_its_bytes() {
