@@ -334,6 +334,15 @@ fn is_intact(path: &Path, size: u64, digests: &[Digest]) -> bool {
     holds(&file, digests)
 }
 
+impl Artifact {
+    /// Whether a local file has these bytes.
+    pub async fn is_at(&self, path: &Path) -> bool {
+        let (path, size, digests) = (path.to_owned(), self.size, self.chunk_digests.clone());
+        let looked = blocking(move || Ok(is_intact(&path, size, &digests)));
+        looked.await.unwrap_or(false)
+    }
+}
+
 /// Whether the first chunks of a local file have these digests.
 pub(crate) async fn begins_with(path: &Path, digests: Vec<Digest>) -> Result<bool> {
     let path = path.to_owned();

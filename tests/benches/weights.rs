@@ -7,7 +7,7 @@
 //! was moved, and what part of the iteration the worker that waited longest waited for the store. Nothing is
 //! asserted: timings vary. Needs the built programs.
 
-use agentgym_storage::{RunId, Store};
+use agentgym_storage::{AttemptId, Inputs, Manifest, PartKey, RunId, Store};
 use agentgym_tests::link::{Line, line_to};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -260,9 +260,44 @@ async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<(
         mean(&reads),
         100.0 * mean(&waits)
     );
-    Ok(())
+    read_the_chain(s3, &run, &store).await
 }
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// How long a machine without any policy reads the last one over the line, and one that is stored whole.
+async fn read_the_chain(s3: &S3Server, run: &RunId, store: &Store) -> anyhow::Result<()> {
+    let slot = PartKey {
+        run: run.clone(),
+        iteration: ITERATIONS,
+        stage: "update".to_owned(),
+        part: 0,
+    };
+    let manifest = store.manifest(&slot).await?.context("it is committed")?;
+    let policy = manifest.output("policy/model.safetensors");
+    let policy = policy.context("an update has a policy")?;
+    let whole = policy.links().last().unwrap_or(policy);
+    let by_line = s3.url_by(line_to(s3.address(), GIGABIT).await);
+    let env = s3.env();
+    let env: Vec<_> = (env
+        .into_iter()
+        .filter(|(name, _)| *name != "AWS_ENDPOINT_URL"))
+    .collect();
+    for (what, artifact) in [("whole", whole), ("last", policy), ("whole", whole)] {
+        let store = Store::open_with(&by_line, &env).await?;
+        let attempt = AttemptId::new(1);
+        let commit = Manifest::new(slot.clone(), attempt, vec![artifact.clone()]);
+        let cache = tempfile::tempdir()?;
+        let begun = Instant::now();
+        let inputs = Inputs::new(store, vec![("policy".to_owned(), commit)], cache.path());
+        inputs.folder("policy", "policy").await?;
+        println!(
+            "the {what} policy, {} links, is read in {:.2} s",
+            artifact.links().count(),
+            begun.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
 }

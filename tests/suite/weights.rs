@@ -85,6 +85,35 @@ fn weights(manifest: &Manifest) -> &Artifact {
     manifest.output("policy/model.safetensors").unwrap()
 }
 
+/// An update that changes no weight stores next to nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_equal_is_not_written_again() {
+    let folder = TempDir::new().unwrap();
+    let settings = [
+        "actor_rollout_ref.actor.optim.lr=1e-300",
+        "trainer.total_training_steps=3",
+        "evaluation.sets=[]",
+    ];
+    end(
+        submit_config(CONFIG, folder.path(), &settings),
+        folder.path(),
+    );
+    let store = Store::open(&folder.path().display().to_string())
+        .await
+        .unwrap();
+    let mut keys = BTreeSet::new();
+    for iteration in 1..=3 {
+        let manifest = update(&store, iteration).await;
+        let found = weights(&manifest);
+        assert_eq!(found.links().count(), 2, "iteration {iteration}");
+        assert!(found.stored_size() < found.size / 100, "{found:?}");
+        keys.extend(found.links().last().map(|whole| whole.key.path()));
+    }
+    assert_eq!(keys.len(), 1, "one is stored whole: {keys:?}");
+    assert!(said(ask(&["verify", RUN], folder.path())).contains("whole"));
+    assert!(folder.path().join(keys.first().unwrap()).exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn differences_show_nowhere_and_what_they_need_stays() {
     let (whole, killed) = (TempDir::new().unwrap(), TempDir::new().unwrap());

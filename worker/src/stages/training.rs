@@ -11,6 +11,7 @@ use crate::{Error, Result, StageContext};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{ComputeOptions, Critic, Policy};
 use agentgym_storage::{Artifact, Outputs};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Resul
 const READ_TENTHS: u64 = 13;
 
 /// [`upload_policy`] of the attempt's own, whose numbers have so many bytes, as its difference from the
-/// input policy where the run asks for that. The folder stays in this process's cache.
+/// input policy where the run asks for that, or nothing was learned. The folder stays in this process's cache.
 async fn upload_policy_near(
     context: &StageContext,
     outputs: &mut Outputs,
@@ -108,25 +109,36 @@ async fn upload_policy_near(
     let folder = context.scratch.join(POLICY);
     let rhythm = context.plan.config.trainer.full_policy_freq as usize;
     let before = context.inputs.artifacts(POLICY)?;
-    let base = |name: &str| {
-        let base = before.iter().find(|artifact| artifact.name == name)?;
+    let is_near = |base: &Artifact| {
         // The next difference is taken to be as large as the last one.
         let next = base.delta.as_ref().map_or(0, |_| base.stored_size());
         let read = base.links().map(Artifact::stored_size).sum::<u64>() + next;
-        let is_near = name.ends_with(".safetensors")
-            && base.links().count() < rhythm
-            && read <= base.size / 10 * READ_TENTHS;
-        is_near.then_some(base)
+        base.links().count() < rhythm && read <= base.size / 10 * READ_TENTHS
     };
+    let names = names_in(&folder, POLICY).await?;
+    let mut bases = BTreeMap::new();
+    for (name, path) in &names {
+        let base = before.iter().find(|artifact| artifact.name == *name);
+        let Some(base) = base.filter(|_| name.ends_with(".safetensors")) else {
+            continue;
+        };
+        if base.is_at(path).await {
+            // Nothing was learned: the difference takes hardly a byte, and no link is added to one like it.
+            let equal = base.links().filter(|link| link.digest == base.digest);
+            bases.insert(name, equal.last().unwrap_or(base));
+        } else if is_near(base) {
+            bases.insert(name, base);
+        }
+    }
     let mut files = Vec::new();
-    for (name, path) in names_in(&folder, POLICY).await? {
-        let written = match base(&name) {
+    for (name, path) in &names {
+        let written = match bases.get(name) {
             Some(base) => {
-                (outputs.differing(&name, POLICY, &path, base, width, &context.inputs)).await?
+                (outputs.differing(name, POLICY, path, base, width, &context.inputs)).await?
             }
             // Taken over, it would be missing in the folder that stays.
-            None if rhythm > 1 => outputs.file(&name, POLICY, &path).await?,
-            None => outputs.take(&name, POLICY, &path).await?,
+            None if !bases.is_empty() => outputs.file(name, POLICY, path).await?,
+            None => outputs.take(name, POLICY, path).await?,
         };
         files.push(written.clone());
     }
