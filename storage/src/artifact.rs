@@ -376,7 +376,7 @@ impl Digesting {
             .expect("hashing does not panic, and blocking tasks are not cancelled once they run")
     }
 
-    /// [`Digesting::update`] of bytes that the caller has.
+    /// Takes the next piece, on the caller's thread.
     pub fn take(&mut self, mut content: &[u8]) {
         while !content.is_empty() {
             let room = CHUNK_BYTES - self.chunk_bytes;
