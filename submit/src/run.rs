@@ -121,6 +121,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
     check_device(&plan, global)?;
     let store = Store::open(&storage).await?;
     store.probe().await?;
+    preflight::advise(&plan, &store, &display);
     let plan = loop {
         let plan = match newest_plan(&store, &plan.run).await? {
             None => {

@@ -270,7 +270,8 @@ impl Measured {
         })
     }
 
-    fn worker_s(&self) -> f64 {
+    /// Seconds of a worker in all.
+    pub(crate) fn worker_s(&self) -> f64 {
         self.by_stage.values().sum()
     }
 

@@ -52,6 +52,8 @@ pub(crate) struct Moves<'a> {
     of: BTreeMap<Stage, StageMoves>,
     /// What never changes.
     pub(crate) once: u64,
+    /// The trained policy.
+    policy: u64,
 }
 
 impl<'a> Moves<'a> {
@@ -81,7 +83,13 @@ impl<'a> Moves<'a> {
         let base = plan.has_adapter().then_some(BASE_PART);
         let models: BTreeSet<_> = reference.into_iter().chain(base).collect();
         let once = models.len() as u64 * sizes.weights;
-        Self { plan, of, once }
+        let policy = sizes.policy;
+        Self {
+            plan,
+            of,
+            once,
+            policy,
+        }
     }
 
     pub(crate) fn document(&self) -> BTreeMap<&'static str, StageMoves> {
@@ -97,21 +105,48 @@ impl<'a> Moves<'a> {
     /// policy, and every part of an update waits for the one before. Shards are read and written side by
     /// side.
     fn in_turn(&self) -> u64 {
-        let bytes = |(stage, moves): (&Stage, &StageMoves)| {
-            let at_once = match stage {
-                Stage::Rollout => return moves.got_bytes / moves.parts.max(1),
-                Stage::Gradient => u64::from(self.plan.config.jobs.update_shards),
-                Stage::Update | Stage::Sft => 1,
-                _ => return 0,
-            };
-            (moves.got_bytes + moves.put_bytes - moves.beside_bytes) / at_once.max(1)
+        self.of.keys().map(|stage| self.in_turn_of(*stage)).sum()
+    }
+
+    fn in_turn_of(&self, stage: Stage) -> u64 {
+        let moves = self.of.get(&stage).copied().unwrap_or_default();
+        let at_once = match stage {
+            Stage::Rollout => return moves.got_bytes / moves.parts.max(1),
+            Stage::Gradient => u64::from(self.plan.config.jobs.update_shards),
+            Stage::Update | Stage::Sft => 1,
+            _ => return 0,
         };
-        self.of.iter().map(bytes).sum()
+        (moves.got_bytes + moves.put_bytes - moves.beside_bytes) / at_once.max(1)
     }
 
     /// Seconds of an iteration in which the next policy waits for the store.
     pub(crate) fn waited_s(&self, rates: &Rates) -> f64 {
         self.in_turn() as f64 / rates.store_rate.max(1) as f64
+    }
+
+    /// What shards of an update cost and what takes their place, where that is a tenth of an iteration of
+    /// so many seconds, or takes long where none was measured. Nothing is refused for it.
+    pub(crate) fn shards_advice(&self, rates: &Rates, iteration_s: Option<f64>) -> Option<String> {
+        const SHARE: f64 = 0.1;
+        const LONG_S: f64 = 60.0;
+        self.of.get(&Stage::Gradient)?;
+        let shards = self.plan.config.jobs.update_shards;
+        let sharded = self.in_turn_of(Stage::Gradient) + self.in_turn_of(Stage::Update);
+        // One part reads a policy and writes one; its state is in memory.
+        let longer = sharded.saturating_sub(2 * self.policy);
+        let longer_s = longer as f64 / rates.store_rate.max(1) as f64;
+        let share = iteration_s.map(|s| longer_s / (s + longer_s));
+        let is_much = share.map_or(longer_s >= LONG_S, |share| share >= SHARE);
+        let of_all = share.map(|share| format!(", {:.0} % of an iteration", 100.0 * share));
+        is_much.then(|| {
+            format!(
+                "jobs.update_shards=1: gradients and states of {shards} shards go through the store at every step, for which \
+                 the next policy waits {} longer at {} a second{}; those of an adapter (actor_rollout_ref.model.lora_rank) are small",
+                text::seconds(longer_s),
+                bytes(rates.store_rate as u64),
+                of_all.unwrap_or_default()
+            )
+        })
     }
 
     /// One line; none where nothing of a model moves.
@@ -219,8 +254,8 @@ mod tests {
 
     const RATE: f64 = 125e6;
 
-    /// Four optimizer steps of a model of 3B's shape: by stage, seconds, and the line.
-    fn moved(overrides: &[&str]) -> (BTreeMap<&'static str, StageMoves>, f64, String) {
+    /// Four optimizer steps of a model of 3B's shape.
+    fn plan(overrides: &[&str]) -> Plan {
         const TEXT: &str = "
 run: {id: r}
 data: {tasks: [{env: textcraft, ids: 0..8}], train_batch_size: 8}
@@ -232,7 +267,12 @@ trainer: {total_training_steps: 3}
 ";
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let config = ResolvedConfig::parse("x", Path::new("x.yaml"), TEXT, &overrides).unwrap();
-        let plan = Plan::new(config, Path::new("")).unwrap();
+        Plan::new(config, Path::new("")).unwrap()
+    }
+
+    /// By stage, seconds, and the line.
+    fn moved(overrides: &[&str]) -> (BTreeMap<&'static str, StageMoves>, f64, String) {
+        let plan = plan(overrides);
         let model = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
         let moves = Moves::new(&plan, &model);
         let rates = Rates {
@@ -282,6 +322,29 @@ trainer: {total_training_steps: 3}
         assert_eq!(gradient.got_bytes, 16 * policy);
         let in_turn = 1 + 4 * (3 + 3 + 4) + 4 * 2;
         assert_eq!(longer_s, (in_turn * policy) as f64 / RATE);
+    }
+
+    #[test]
+    fn shards_that_take_long_are_named_with_what_to_use() {
+        let said = |shards: &str, more: &str, iteration_s| {
+            let plan = plan(&[shards, more]);
+            let model = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+            Moves::new(&plan, &model).shards_advice(&Rates::default(), iteration_s)
+        };
+        let (four, full) = ("jobs.update_shards=4", "data.train_batch_size=8");
+        let long = said(four, full, None).unwrap();
+        assert!(
+            long.starts_with("jobs.update_shards=1: ") && long.contains("4 shards"),
+            "{long}"
+        );
+        let share = said(four, full, Some(10_000.0)).unwrap();
+        assert!(share.contains("125 MB a second, 31 %"), "{share}");
+        assert_eq!(said(four, full, Some(1e6)), None);
+        assert_eq!(said("jobs.update_shards=1", full, None), None);
+        assert_eq!(
+            said(four, "actor_rollout_ref.model.lora_rank=8", None),
+            None
+        );
     }
 
     /// The base is read once, and what is trained is all that an iteration moves.

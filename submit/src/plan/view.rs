@@ -102,6 +102,21 @@ impl<'a> PlanView<'a> {
         Device::parse(&self.device, self.dtype)
     }
 
+    /// What would be better, a key with its value and the reason each.
+    fn better(&self) -> Vec<String> {
+        let Ok(model) = &self.model else {
+            return Vec::new();
+        };
+        let mut lines = advice(self.plan, model);
+        let iteration_s = self.measured.as_ref().ok().map(|measured| {
+            let workers = self.plan.config.jobs.workers.max(1);
+            measured.worker_s() / f64::from(self.plan.iterations.max(1)) / workers as f64
+        });
+        let moves = Moves::new(self.plan, model);
+        lines.extend(moves.shards_advice(&self.rates, iteration_s));
+        lines
+    }
+
     fn evaluations(&self) -> Vec<u32> {
         if self.plan.config.evaluation.sets.is_empty() {
             return Vec::new();
@@ -263,7 +278,7 @@ impl<'a> PlanView<'a> {
         if !self.unused.is_empty() {
             line("not used", self.unused.join(", "));
         }
-        for advice in self.model.iter().flat_map(|model| advice(plan, model)) {
+        for advice in self.better() {
             line("better", advice);
         }
         for note in self.notes {
@@ -414,7 +429,6 @@ impl<'a> PlanView<'a> {
         let plan = self.plan;
         let counted = Counted::of(plan);
         let names = counted.start.keys().chain(counted.each.keys());
-        let better = self.model.iter().flat_map(|model| advice(plan, model));
         PlanDocument {
             run: plan.run.to_string(),
             identity: plan.identity.clone(),
@@ -433,7 +447,7 @@ impl<'a> PlanView<'a> {
             unmeasured_why: self.measured.as_ref().err().cloned(),
             not_used: self.unused.to_vec(),
             notes: self.notes.to_vec(),
-            better: better.collect(),
+            better: self.better(),
             template: template_text(plan),
             kl: self.kl_text(),
             fork: None,

@@ -1,10 +1,14 @@
 //! Checks that the environments answer, each by its own name, before workers are started, so that a
-//! wrong URL gives one clear message instead of many failed attempts.
+//! wrong URL gives one clear message instead of many failed attempts; and what would be better.
 
+use super::display::Display;
 use crate::plan::check::greeting;
+use crate::plan::model_size;
+use crate::plan::moves::{Moves, Rates};
 use crate::{Error, Result};
 use agentgym_envs::{Proxy, shown};
 use agentgym_jobs::plan::Plan;
+use agentgym_storage::Store;
 use agentgym_text::without_secrets;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -42,6 +46,17 @@ pub(crate) async fn environments(plan: &Plan, then: &str) -> Result<()> {
         result?;
     }
     Ok(())
+}
+
+/// Says what a run that is begun in a store behind a network would do better with.
+pub(crate) fn advise(plan: &Plan, store: &Store, display: &Display) {
+    let Ok(model) = model_size::of(&plan.config.actor_rollout_ref.model) else {
+        return;
+    };
+    let better = Moves::new(plan, &model).shards_advice(&Rates::default(), None);
+    if let Some(better) = better.filter(|_| store.local_root().is_none()) {
+        display.line(&format!("better: {better}"));
+    }
 }
 
 async fn server((name, key): (&str, &str), address: &str, then: &str) -> Result<()> {
