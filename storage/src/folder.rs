@@ -129,17 +129,23 @@ impl Partial {
             let mut all = idle_downloads(cache, id).chain([age(&lock)]);
             all.any(|idle| idle < STALLED_AFTER)
         };
-        if cache.join(id).exists() || !is_free && gets_on() {
+        if !is_free && gets_on() {
             return Ok(None);
         }
         let marked = locked.set_modified(SystemTime::now());
         marked.map_err(|e| Error::local("lock", &lock, e))?;
-        std::fs::create_dir_all(&path).map_err(|e| Error::local("make the folder", &path, e))?;
-        Ok(Some(Self {
+        let own = Self {
             path,
             lock,
             _locked: locked,
-        }))
+        };
+        // Another one may have ended just now.
+        if cache.join(id).exists() {
+            return Ok(None);
+        }
+        let made = std::fs::create_dir_all(&own.path);
+        made.map_err(|e| Error::local("make the folder", &own.path, e))?;
+        Ok(Some(own))
     }
 }
 
