@@ -7,41 +7,43 @@ use crate::policies::OPTIMIZER;
 use crate::scratch::Scratch;
 use crate::{Result, memory};
 use agentgym_model::OptimizerState;
-use agentgym_storage::{Artifact, Inputs, PartKey, Store};
+use agentgym_storage::{Artifact, Inputs, LocalFolder, PartKey, Store};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A state in memory that is to be written, after the commit that names it.
+/// What follows the commit of a part that left a state.
 pub(crate) struct Behind {
-    pub(crate) state: Arc<OptimizerState>,
-    /// The artifacts that it is.
+    /// The artifacts that the state is.
     pub(crate) artifacts: Vec<Artifact>,
     pub(crate) slot: PartKey,
-    /// The process's folder, in which it is written first.
-    pub(crate) scratch: PathBuf,
-    /// Of its attempt.
-    pub(crate) nonce: String,
     /// The cache it goes to.
     pub(crate) inputs: Inputs,
     /// The store, if it goes there too.
     pub(crate) store: Option<Store>,
-    /// The input whose state it was made of, which is of no use once it is written.
+    /// The input whose state it was made of, which is of no use any more.
     pub(crate) before: Option<String>,
 }
 
 impl Behind {
-    /// Writes it.
-    pub(crate) async fn write(self, deliveries: Arc<Deliveries>) -> Result<()> {
-        let name = format!("left-{}-{}", self.slot.stage, self.nonce);
-        let scratch = Scratch::new(&self.scratch, &name)?;
+    /// Writes a state that is in memory, in a folder of the attempt first.
+    pub(crate) async fn write(
+        self,
+        state: Arc<OptimizerState>,
+        scratch: PathBuf,
+        nonce: String,
+        deliveries: Arc<Deliveries>,
+    ) -> Result<()> {
+        let scratch = Scratch::new(&scratch, &format!("left-{}-{nonce}", self.slot.stage))?;
         let folder = scratch.path.join(OPTIMIZER);
-        let (state, to) = (self.state, folder.clone());
-        blocking(move || Ok(state.save(&to)?)).await?;
+        let kept = write_into_cache(state, &self.artifacts, &self.inputs, folder).await?;
         // The next part has no use for what copies of tensors took.
         memory::give_back();
-        let kept = (self.inputs)
-            .adopt(OPTIMIZER, &self.artifacts, &folder)
-            .await;
+        self.settle(kept, &deliveries).await;
+        Ok(())
+    }
+
+    /// Sends the folder of a state on to the store, and removes the one before from the cache.
+    pub(crate) async fn settle(self, kept: Option<LocalFolder>, deliveries: &Deliveries) {
         if let (Some(folder), Some(store)) = (kept, self.store) {
             let delivery = Delivery {
                 store,
@@ -53,6 +55,17 @@ impl Behind {
         if let Some(input) = self.before {
             self.inputs.forget_later(&input, OPTIMIZER).await;
         }
-        Ok(())
     }
+}
+
+/// Writes a state into a folder, which becomes one of the cache.
+pub(crate) async fn write_into_cache(
+    state: Arc<OptimizerState>,
+    artifacts: &[Artifact],
+    inputs: &Inputs,
+    folder: PathBuf,
+) -> Result<Option<LocalFolder>> {
+    let to = folder.clone();
+    blocking(move || Ok(state.save(&to)?)).await?;
+    Ok(inputs.adopt(OPTIMIZER, artifacts, &folder).await)
 }

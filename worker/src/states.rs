@@ -4,11 +4,9 @@
 //! the last one that is there: a part is a function of its inputs, and the digest tells whether the
 //! result is the same.
 
-use crate::behind::Behind;
+use crate::behind::{Behind, write_into_cache};
 use crate::bench::{AttemptContext, Making};
-use crate::blocking::blocking;
 use crate::context::{Beat, StageContext};
-use crate::deliveries::Delivery;
 use crate::policies::{CRITIC, OPTIMIZER, POLICY};
 use crate::run_state::RunState;
 use crate::scratch::Scratch;
@@ -174,37 +172,22 @@ pub(crate) async fn follow(
     manifest: &Manifest,
     (kept, is_stored): (Option<LocalFolder>, bool),
 ) {
-    let before = context.part.state_input().map(|input| input.name.clone());
-    let artifacts: Vec<Artifact> = manifest.written_later().cloned().collect();
-    let (slot, deliveries) = (manifest.slot(), &bench.resources.deliveries);
-    let store = is_stored.then(|| bench.store.clone());
-    if let Some(state) = context.left {
-        let behind = Behind {
-            state: Arc::new(state),
-            artifacts,
-            slot,
-            scratch: bench.folders.scratch.clone(),
-            nonce: manifest.nonce.clone(),
-            inputs: context.inputs,
-            store,
-            before,
-        };
-        let of = (behind.slot.run.as_str(), model_of(context.part.id.stage));
-        let states = &bench.resources.states;
-        states.insert(of, &behind.artifacts, Arc::clone(&behind.state));
-        return deliveries.beside(behind.write(Arc::clone(deliveries)));
-    }
-    if let Some(input) = before {
-        context.inputs.forget_later(&input, OPTIMIZER).await;
-    }
-    if let (Some(folder), Some(store)) = (kept, store) {
-        let delivery = Delivery {
-            store,
-            artifacts,
-            folder,
-        };
-        deliveries.push(&slot, delivery);
-    }
+    let deliveries = &bench.resources.deliveries;
+    let model = model_of(context.part.id.stage);
+    let behind = Behind {
+        artifacts: manifest.written_later().cloned().collect(),
+        slot: manifest.slot(),
+        before: context.part.state_input().map(|input| input.name.clone()),
+        inputs: context.inputs,
+        store: is_stored.then(|| bench.store.clone()),
+    };
+    let Some(state) = context.left.map(Arc::new) else {
+        return behind.settle(kept, deliveries).await;
+    };
+    let (of, states) = ((behind.slot.run.as_str(), model), &bench.resources.states);
+    states.insert(of, &behind.artifacts, Arc::clone(&state));
+    let (scratch, nonce) = (bench.folders.scratch.clone(), manifest.nonce.clone());
+    deliveries.beside(behind.write(state, scratch, nonce, Arc::clone(deliveries)));
 }
 
 /// Moves the state that a stage left into the cache.
@@ -215,12 +198,10 @@ pub(crate) async fn adopt_left(
     let Some(state) = context.left.take() else {
         return Ok(outputs.adopt_later(&context.inputs).await);
     };
-    let folder = context.scratch.join(OPTIMIZER);
-    let to = folder.clone();
-    blocking(move || Ok(state.save(&to)?)).await?;
     let later = outputs.artifacts().filter(|artifact| artifact.after_commit);
     let later: Vec<Artifact> = later.cloned().collect();
-    Ok(context.inputs.adopt(OPTIMIZER, &later, &folder).await)
+    let folder = context.scratch.join(OPTIMIZER);
+    write_into_cache(Arc::new(state), &later, &context.inputs, folder).await
 }
 
 /// The input with the model that a stage trains.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::folder::parameter::Parameter;
-use crate::folder::tensor_file::{self, entry};
+use crate::folder::tensor_file::{self, Entries, entry};
 use crate::{Dtype, Error, Result};
 
 /// A weight file is split above this many bytes, unless another limit is asked for.
@@ -64,16 +64,29 @@ pub(crate) fn save<'a>(
         .iter()
         .map(|(name, p)| (*name, p.numbers().len() * dtype.bytes()));
     let sizes: Vec<_> = sizes.collect();
-    let format = [("format", "pt".to_owned())];
     write((dir, stem), &sizes, most, |path, shard| {
-        let mut entries = BTreeMap::new();
-        for (name, tensor) in &parameters[shard] {
-            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers()).held_in(dtype);
-            entry.check_finite(name)?;
-            entries.insert((*name).to_owned(), entry);
-        }
-        tensor_file::save(path, &entries, &format)
+        let entries = entries(parameters[shard].iter().copied(), dtype)?;
+        tensor_file::save(path, &entries, &metadata())
     })
+}
+
+/// The tensors of a file of weights, by their names; refuses numbers that are not finite.
+pub(crate) fn entries<'a>(
+    parameters: impl Iterator<Item = (&'a str, &'a Parameter)>,
+    dtype: Dtype,
+) -> Result<Entries<'a>> {
+    let mut entries = Entries::new();
+    for (name, tensor) in parameters {
+        let entry = entry(name, tensor.shape().to_vec(), tensor.numbers()).held_in(dtype);
+        entry.check_finite(name)?;
+        entries.insert(name.to_owned(), entry);
+    }
+    Ok(entries)
+}
+
+/// What a file of weights says of itself.
+pub(crate) fn metadata() -> [(&'static str, String); 1] {
+    [("format", "pt".to_owned())]
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use crate::cpu::adamw::{self, AdamWState};
-use crate::folder::tensor_file::{self, Entries, entry};
+use crate::folder::shards;
+use crate::folder::tensor_file::{self, Entries};
 use crate::{Dtype, Error, Policy, Result, Weights};
 
 /// File of the f32 numbers behind a policy in bf16.
@@ -97,12 +98,7 @@ impl OptimizerState {
         let Some(master) = &self.master else {
             return Ok(());
         };
-        let mut entries = Entries::new();
-        for (name, parameter) in master.iter() {
-            let entry = entry(name, parameter.shape().to_vec(), parameter.numbers());
-            entry.check_finite(name)?;
-            entries.insert(name.to_owned(), entry);
-        }
-        each(MASTER, &entries, &[("format", "pt".to_owned())])
+        let entries = shards::entries(master.iter(), Dtype::F32)?;
+        each(MASTER, &entries, &shards::metadata())
     }
 }
