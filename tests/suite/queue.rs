@@ -25,8 +25,9 @@ use crate::simulation::{Server, SimulatedDriver};
 use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
 
 const NOW: Duration = Duration::ZERO;
-/// In tests a worker is considered dead after two silent seconds.
-const LEASE: Duration = Duration::from_secs(2);
+/// In tests a worker is considered dead after three silent seconds: as by default, two heartbeats may
+/// be late.
+const LEASE: Duration = Duration::from_secs(3);
 /// Timeout that is long enough for a loaded two-core machine.
 const LONG: Duration = Duration::from_secs(20);
 

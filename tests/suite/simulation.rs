@@ -14,6 +14,7 @@ mod queue;
 mod scenario;
 mod stages;
 mod store;
+mod turns;
 mod world;
 
 pub(crate) use queue::{Server, SimulatedDriver};

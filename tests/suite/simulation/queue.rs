@@ -168,6 +168,7 @@ impl SimulatedDriver {
             self.link.answer().await;
             return Err(failed());
         }
+        self.link.turn(action, about).await;
         world.may_panic("the queue's code", |f| f.queue_panics);
         let fate = self.link.ask().await;
         if fate == Fate::Refused {

@@ -362,6 +362,7 @@ impl Scene {
             };
             self.processes()[index] = None;
             let _ = std::fs::remove_dir_all(self.cache_dir.path().join(&link.name));
+            link.turn("ends", "").await;
             link.note("process", "", &how);
             let span = self.world.rng().span(30_000);
             sleep(Duration::from_millis(500) + span).await;

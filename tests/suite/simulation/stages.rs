@@ -59,6 +59,7 @@ impl CheapStages {
                     .fold(state, |s, byte| mix(s ^ u64::from(*byte)));
             }
         }
+        self.0.turn("computes", &id.to_string()).await;
         self.0.world.may_panic("a stage", |f| f.stage_panics);
         if self.0.world.strikes(|f| f.stage_fails) {
             return Err(match state % 2 {
@@ -75,7 +76,7 @@ impl CheapStages {
             }
             Stage::Expire => String::new(),
             _ => {
-                self.compute(context, 8_000).await?;
+                self.compute(context, state).await?;
                 String::new()
             }
         };
@@ -134,8 +135,7 @@ impl CheapStages {
                         journal.save(context, || sampled, true).await?;
                         return Err(Error::Cancelled);
                     }
-                    let span = self.0.world.rng().span(4_000);
-                    sleep(span).await;
+                    sleep(self.0.world.span_of(own, 4_000)).await;
                     self.0.world.log().counts.turns += 1;
                     sampled += token_ids.len() as u64;
                     let entropies = vec![0.0; token_ids.len()];
@@ -160,8 +160,8 @@ impl CheapStages {
     }
 
     /// Lets a simulated time pass.
-    async fn compute(&self, context: &StageContext, most_ms: u64) -> Result<()> {
-        let span = self.0.world.rng().span(most_ms);
+    async fn compute(&self, context: &StageContext, state: u64) -> Result<()> {
+        let span = self.0.world.span_of(state, 8_000);
         let slept = context.cancel.run_until_cancelled(sleep(span)).await;
         slept.ok_or(Error::Cancelled)
     }

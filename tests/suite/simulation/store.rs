@@ -139,7 +139,8 @@ fn refused(location: &Path) -> Error {
 }
 
 /// [`Link::ask`] in code that may panic.
-async fn ask(link: &Link) -> Fate {
+async fn ask(link: &Link, what: &str, about: &str) -> Fate {
+    link.turn(what, about).await;
     link.world.may_panic("the store's code", |f| f.store_panics);
     link.ask().await
 }
@@ -203,7 +204,7 @@ impl ObjectStore for SimulatedStore {
         ail(link, true, location).await?;
         let world = &link.world;
         let told = commit_of(key).filter(|commit| link.has_seen(commit));
-        let fate = ask(link).await;
+        let fate = ask(link, "put", key).await;
         if fate == Fate::Refused || may_be_torn(key) && world.strikes(|f| f.torn) {
             if fate != Fate::Refused {
                 let half: Vec<u8> = payload.iter().flat_map(|piece| piece.to_vec()).collect();
@@ -252,7 +253,7 @@ impl ObjectStore for SimulatedStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (link, key) = (&self.link, location.as_ref());
         ail(link, false, location).await?;
-        let fate = ask(link).await;
+        let fate = ask(link, "get", key).await;
         let got = self.objects.get_opts(location, options).await;
         let got = match (link.sickness(), got) {
             (Some(Sickness::Garbled), Ok(got)) => Ok(garbled(got).await?),
@@ -280,9 +281,9 @@ impl ObjectStore for SimulatedStore {
             ail(&link, false, &Path::from("runs"))
                 .await
                 .or_else(unless_blind)?;
-            let fate = ask(&link).await;
-            let listed: Vec<ObjectMeta> = objects.list(prefix.as_ref()).try_collect().await?;
             let about = prefix.as_ref().map_or("", AsRef::as_ref);
+            let fate = ask(&link, "list", about).await;
+            let listed: Vec<ObjectMeta> = objects.list(prefix.as_ref()).try_collect().await?;
             link.note("list", about, &listed.len().to_string());
             link.answer().await;
             if fate != Fate::Fine {
@@ -301,7 +302,7 @@ impl ObjectStore for SimulatedStore {
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         let about = Path::from("runs");
         ail(&self.link, false, &about).await.or_else(unless_blind)?;
-        let fate = ask(&self.link).await;
+        let fate = ask(&self.link, "list", "runs").await;
         let listed = self.objects.list_with_delimiter(prefix).await;
         self.link.note("list", "runs", "");
         self.link.answer().await;
@@ -321,7 +322,7 @@ impl ObjectStore for SimulatedStore {
             async move {
                 let key = location.as_ref();
                 ail(&link, true, &location).await?;
-                let fate = ask(&link).await;
+                let fate = ask(&link, "delete", key).await;
                 if fate != Fate::Refused {
                     if !may_be_torn(key) && !key.starts_with("probe") {
                         link.world.violated(format!("{key} was deleted"));

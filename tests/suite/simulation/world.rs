@@ -3,6 +3,7 @@
 //! change anything, so a dead link is equivalent to a process killed at that await point, and a
 //! waiting link to a stopped process.
 
+use super::turns::Turns;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -199,6 +200,8 @@ impl Counts {
 #[derive(Debug)]
 pub(super) struct World {
     born: Instant,
+    turns: Arc<Turns>,
+    seed: u64,
     rng: Mutex<Rng>,
     faults: Mutex<Faults>,
     log: Mutex<Log>,
@@ -213,6 +216,8 @@ impl World {
         };
         Arc::new(Self {
             born: Instant::now(),
+            turns: Arc::default(),
+            seed: rng.0,
             rng: Mutex::new(rng),
             faults: Mutex::new(faults),
             log: Mutex::new(log),
@@ -232,6 +237,11 @@ impl World {
 
     pub(super) fn rng(&self) -> MutexGuard<'_, Rng> {
         lock(&self.rng)
+    }
+
+    /// How long the computing of one thing takes: the same whoever does it, and whatever befalls others.
+    pub(super) fn span_of(&self, thing: u64, most_ms: u64) -> Duration {
+        Rng::new(self.seed ^ thing).span(most_ms)
     }
 
     pub(super) fn faults(&self) -> Faults {
@@ -456,6 +466,14 @@ impl Link {
             self.kill();
             self.gate().await;
         }
+    }
+
+    /// Waits until it is this request's turn among those that begin at the same time. Until its next
+    /// await it is alone.
+    pub(super) async fn turn(&self, what: &str, about: &str) {
+        let mut label = format!("{} {what} ", self.name);
+        push_without_nonces(&mut label, about);
+        self.world.turns.take(label).await;
     }
 
     /// A request on its way to its server; it may never arrive. It takes effect in the code that

@@ -48,11 +48,12 @@ impl Worker {
             .get_or_insert_with(Instant::now)
             .elapsed();
         let mut error = error;
-        if error.cause() == Cause::Queue
-            && lasted > TROUBLE_ASK_STORE
-            && let Err(deeper) = self.options.store.probe().await
-        {
-            error = deeper.into();
+        if error.cause() == Cause::Queue && lasted > TROUBLE_ASK_STORE {
+            // A panic here would end the task that plans, for good.
+            let probing = async { Ok(self.options.store.probe().await?) };
+            if let Err(deeper) = panics::caught(probing).await {
+                error = deeper;
+            }
         }
         let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp || error.is_full();
         if self.options.exit_when_finished && (hopeless || lasted > TROUBLE_MAX) {

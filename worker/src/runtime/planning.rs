@@ -159,7 +159,8 @@ impl Worker {
     /// Gives the turn back: whoever is well takes it at once.
     async fn cannot_plan(&self, turn: &str, error: Error) {
         tracing::debug!(turn, "planning: {error}");
-        if let Err(e) = self.options.queue.give_back_turn(turn).await {
+        let giving = async { Ok(self.options.queue.give_back_turn(turn).await?) };
+        if let Err(e) = panics::caught(giving).await {
             tracing::debug!(turn, "the planning turn was not given back: {e}");
         }
         self.in_trouble(Some(turn), error).await;
