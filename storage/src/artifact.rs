@@ -108,6 +108,9 @@ pub struct Delta {
     pub base: Artifact,
     /// Bytes of a number.
     pub width: usize,
+    /// Whether it holds the numbers that changed alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sparse: bool,
     /// What is stored of each chunk, one after the other.
     pub frames: Vec<Frame>,
 }

@@ -1,5 +1,5 @@
 //! An artifact that is stored as its difference from an earlier one of the same size: numbers are
-//! subtracted, the bytes of equal significance are put side by side, and zstd compresses them. Each
+//! subtracted, those that changed are put side by side, and zstd compresses them. Each
 //! chunk is a frame of its own, so chunks are read one by one here too.
 //!
 //! What an artifact differs from may itself be a difference. A chain ends at an artifact that is stored
@@ -7,7 +7,7 @@
 
 use crate::artifact::{Digesting, chunk_range, hash};
 use crate::near::{CHUNKS_AT_ONCE, Near, read_part};
-use crate::{Artifact, Delta, Digest, Error, Frame, Result, Store};
+use crate::{Artifact, CHUNK_BYTES, Delta, Digest, Error, Frame, Result, Store};
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::path::Path;
@@ -47,30 +47,26 @@ impl Artifact {
         index: usize,
     ) -> Result<Bytes> {
         let mut links: Vec<&Artifact> = self.links().collect();
-        let here = match near {
-            Some(near) => near.chunk(index).await,
-            None => None,
-        };
-        let mut content = match here {
-            Some((link, content)) => {
-                links.truncate(link);
-                content
-            }
-            None => match links.pop() {
-                Some(whole) => whole.chunk_of_whole(store, index).await?,
-                None => Bytes::new(),
-            },
-        };
-        for link in links.into_iter().rev() {
+        let mut content = Bytes::new();
+        if let Some(near) = near
+            && let Some((link, here)) = near.chunk(index).await
+        {
+            links.truncate(link);
+            content = here;
+        }
+        links.reverse();
+        let mut stored = stream::iter(0..links.len())
+            .map(|at| links[at].stored_chunk(store, index))
+            .buffered(links_at_once(&links, index));
+        while let Some((link, bytes)) = stored.try_next().await? {
             let Some(difference) = &link.delta else {
+                content = bytes;
                 continue;
             };
-            let (range, width) = (difference.place(index), difference.width);
-            let digest = difference.frames[index].digest;
-            let place = format!(" in the difference of chunk {index}");
-            let frame = link.part(store, range, digest, &place).await?;
-            let added = tokio::task::spawn_blocking(move || decode(&frame, content, width));
-            let added = added
+            let (width, is_sparse) = (difference.width, difference.sparse);
+            let adding =
+                tokio::task::spawn_blocking(move || decode(&bytes, content, width, is_sparse));
+            let added = adding
                 .await
                 .expect("it does not panic, and is not cancelled once it runs");
             content =
@@ -83,6 +79,27 @@ impl Artifact {
         }
         Ok(content)
     }
+
+    /// What is stored of a chunk: its bytes, or the frame of its difference.
+    async fn stored_chunk(&self, store: &Store, index: usize) -> Result<(&Self, Bytes)> {
+        let Some(difference) = &self.delta else {
+            return Ok((self, self.chunk_of_whole(store, index).await?));
+        };
+        let digest = difference.frames[index].digest;
+        let place = format!(" in the difference of chunk {index}");
+        let range = difference.place(index);
+        Ok((self, self.part(store, range, digest, &place).await?))
+    }
+}
+
+/// How many links of a chain are read at once: frames of a chunk wait on a line for the chunks before them,
+/// and are small. Those that are not take no more memory than a chunk.
+fn links_at_once(links: &[&Artifact], index: usize) -> usize {
+    let differences = links.iter().filter_map(|link| link.delta.as_ref());
+    let sizes = differences.map(|difference| difference.frames[index].size);
+    let count = links.len() as u64;
+    let fit = CHUNK_BYTES * count / sizes.sum::<u64>().max(1);
+    1 + fit.clamp(1, count.max(1)) as usize
 }
 
 /// A difference that takes more than so many tenths of the bytes is not worth reading two objects.
@@ -102,6 +119,7 @@ pub(crate) async fn compare(
     let mut difference = Delta {
         base: base.clone(),
         width,
+        sparse: true,
         frames: Vec::new(),
     };
     let mut digesting = Digesting::default();
@@ -140,26 +158,30 @@ pub(crate) async fn compare(
 
 /// The compressed difference of two chunks of the same length.
 fn encode(own: &[u8], base: &[u8], width: usize) -> std::io::Result<Vec<u8>> {
-    let mut planes = vec![0; own.len()];
-    match width {
-        2 => subtract::<2>(own, base, &mut planes),
-        _ => subtract::<4>(own, base, &mut planes),
-    }
-    zstd::bulk::compress(&planes, LEVEL)
+    let changes = match width {
+        2 => subtract::<2>(own, base),
+        _ => subtract::<4>(own, base),
+    };
+    zstd::bulk::compress(&changes, LEVEL)
 }
 
 /// The chunk whose difference from `base` this is, in the memory of `base` where nobody else reads it. It is
 /// never longer than `base`, whatever the frame says.
-fn decode(frame: &[u8], base: Bytes, width: usize) -> Result<Bytes, String> {
-    let planes = zstd::bulk::decompress(frame, base.len()).map_err(|e| e.to_string())?;
-    if planes.len() != base.len() {
-        return Err(format!("one of {} bytes for {}", planes.len(), base.len()));
-    }
+fn decode(frame: &[u8], base: Bytes, width: usize, is_sparse: bool) -> Result<Bytes, String> {
+    let most = match is_sparse {
+        true => base.len() + map_bytes(base.len() / width),
+        false => base.len(),
+    };
+    let changes = zstd::bulk::decompress(frame, most).map_err(|e| e.to_string())?;
     let mut own = (base.try_into_mut()).unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-    match width {
-        2 => add::<2>(&planes, &mut own),
-        _ => add::<4>(&planes, &mut own),
-    }
+    let added = match (is_sparse, width) {
+        (true, 2) => add::<2>(&changes, &mut own),
+        (true, _) => add::<4>(&changes, &mut own),
+        (false, 2) => add_to_all::<2>(&changes, &mut own),
+        (false, _) => add_to_all::<4>(&changes, &mut own),
+    };
+    let unlike = || format!("one of {} bytes for {}", changes.len(), own.len());
+    added.ok_or_else(unlike)?;
     Ok(own.freeze())
 }
 
@@ -170,51 +192,90 @@ fn number<const W: usize>(bytes: &[u8; W]) -> u32 {
     u32::from_le_bytes(wide)
 }
 
-/// Numbers taken together, so that both loops run over neighbours.
-const BLOCK: usize = 1024;
+/// Adds how far a number is from what it was; the sign is in the lowest bit.
+fn move_by<const W: usize>(bytes: &mut [u8; W], folded: u32) {
+    let apart = (folded >> 1) ^ (folded & 1).wrapping_neg();
+    let own = number(bytes).wrapping_add(apart).to_le_bytes();
+    bytes.copy_from_slice(&own[..W]);
+}
 
-/// own − base, number by number, with the sign in the lowest bit; byte k of all of them is one run.
-/// Bytes behind the last number stay as they are.
-fn subtract<const W: usize>(own: &[u8], base: &[u8], planes: &mut [u8]) {
+/// Numbers of which one word says which ones changed.
+const WORD: usize = u64::BITS as usize;
+
+/// Bytes of the map of so many numbers.
+fn map_bytes(numbers: usize) -> usize {
+    numbers.div_ceil(WORD) * size_of::<u64>()
+}
+
+/// Own − base: a map with a bit for each number that changed; of those alone how far they are apart,
+/// byte k of all of them as one run; bytes behind the last number as they are.
+fn subtract<const W: usize>(own: &[u8], base: &[u8]) -> Vec<u8> {
     let shift = 32 - 8 * W as u32;
     let (own, rest) = own.as_chunks::<W>();
     let (base, _) = base.as_chunks::<W>();
-    let count = own.len();
-    let mut folded = [0; BLOCK];
-    for (block, (own, base)) in own.chunks(BLOCK).zip(base.chunks(BLOCK)).enumerate() {
-        for (to, (a, b)) in folded.iter_mut().zip(own.iter().zip(base)) {
-            let apart = (number(a).wrapping_sub(number(b)) << shift) as i32 >> shift;
-            *to = ((apart << 1) ^ (apart >> 31)) as u32;
-        }
-        for k in 0..W {
-            let plane = &mut planes[k * count + block * BLOCK..][..own.len()];
-            for (to, folded) in plane.iter_mut().zip(&folded) {
-                *to = (folded >> (8 * k)) as u8;
+    let mut changes = Vec::with_capacity(map_bytes(own.len()) + own.len() / WORD);
+    let mut runs = [const { Vec::new() }; W];
+    for (own, base) in own.chunks(WORD).zip(base.chunks(WORD)) {
+        let mut map = 0_u64;
+        if own != base {
+            for (at, (own, base)) in own.iter().zip(base).enumerate() {
+                if own != base {
+                    map |= 1 << at;
+                    let apart = (number(own).wrapping_sub(number(base)) << shift) as i32 >> shift;
+                    let folded = ((apart << 1) ^ (apart >> 31)).to_le_bytes();
+                    for (run, byte) in runs.iter_mut().zip(folded) {
+                        run.push(byte);
+                    }
+                }
             }
         }
+        changes.extend_from_slice(&map.to_le_bytes());
     }
-    planes[W * count..].copy_from_slice(rest);
+    changes.extend(runs.iter().flatten());
+    changes.extend_from_slice(rest);
+    changes
 }
 
-/// The inverse of [`subtract`]: makes what was `base` there its `own`.
-fn add<const W: usize>(planes: &[u8], base: &mut [u8]) {
+/// The inverse of [`subtract`]: makes what was `base` there its `own`. `None` where the changes are not of
+/// so many numbers.
+fn add<const W: usize>(changes: &[u8], base: &mut [u8]) -> Option<()> {
     let (numbers, rest) = base.as_chunks_mut::<W>();
-    let count = numbers.len();
-    for (block, numbers) in numbers.chunks_mut(BLOCK).enumerate() {
-        let mut all = [0; BLOCK];
-        for k in 0..W {
-            let plane = &planes[k * count + block * BLOCK..][..numbers.len()];
-            for (folded, byte) in all.iter_mut().zip(plane) {
-                *folded |= u32::from(*byte) << (8 * k);
-            }
-        }
-        for (bytes, folded) in numbers.iter_mut().zip(all) {
-            let apart = (folded >> 1) ^ (folded & 1).wrapping_neg();
-            let own = number(bytes).wrapping_add(apart).to_le_bytes();
-            bytes.copy_from_slice(&own[..W]);
+    let (map, runs) = changes.split_at_checked(map_bytes(numbers.len()))?;
+    let (map, _) = map.as_chunks();
+    let map = map.iter().map(|word| u64::from_le_bytes(*word));
+    let count: usize = map.clone().map(|word| word.count_ones() as usize).sum();
+    let (runs, last) = runs.split_at_checked(count * W)?;
+    if last.len() != rest.len() {
+        return None;
+    }
+    let mut next = 0;
+    for (numbers, mut word) in numbers.chunks_mut(WORD).zip(map) {
+        while word != 0 {
+            let changed = numbers.get_mut(word.trailing_zeros() as usize)?;
+            let byte = |k: usize| u32::from(runs[k * count + next]) << (8 * k);
+            move_by(changed, (0..W).fold(0, |folded, k| folded | byte(k)));
+            next += 1;
+            word &= word - 1;
         }
     }
-    rest.copy_from_slice(&planes[W * count..]);
+    rest.copy_from_slice(last);
+    Some(())
+}
+
+/// [`add`] for a difference that is not sparse: of every number, byte k of all of them as one run. Programs
+/// of 2026-11-29 wrote it.
+fn add_to_all<const W: usize>(runs: &[u8], base: &mut [u8]) -> Option<()> {
+    if runs.len() != base.len() {
+        return None;
+    }
+    let (numbers, rest) = base.as_chunks_mut::<W>();
+    let count = numbers.len();
+    for (at, number) in numbers.iter_mut().enumerate() {
+        let byte = |k: usize| u32::from(runs[k * count + at]) << (8 * k);
+        move_by(number, (0..W).fold(0, |folded, k| folded | byte(k)));
+    }
+    rest.copy_from_slice(&runs[W * count..]);
+    Some(())
 }
 
 #[cfg(test)]
@@ -231,12 +292,20 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_added_is_what_was_subtracted(
-            both in prop::collection::vec((any::<u8>(), any::<u8>()), 0..5000),
+            (base, changes) in (0..5000_usize).prop_flat_map(|bytes| (
+                prop::collection::vec(any::<u8>(), bytes),
+                prop::collection::vec((0..=bytes, any::<u8>()), 0..2 * bytes + 1),
+            )),
         ) {
-            let (own, base): (Vec<u8>, Vec<u8>) = both.into_iter().unzip();
+            let mut own = base.clone();
+            for (at, byte) in changes {
+                if let Some(own) = own.get_mut(at) {
+                    *own = byte;
+                }
+            }
             for width in [2, 4] {
                 let frame = encode(&own, &base, width).unwrap();
-                let made = decode(&frame, base.clone().into(), width).unwrap();
+                let made = decode(&frame, base.clone().into(), width, true).unwrap();
                 prop_assert_eq!(&made[..], &own[..]);
             }
         }
@@ -260,9 +329,57 @@ mod tests {
         assert!(frame.len() < own.len() / 50, "{}", frame.len());
         let bomb = zstd::bulk::compress(&vec![0; 1 << 24], LEVEL).unwrap();
         assert!(bomb.len() < 2000);
-        assert!(decode(&bomb, base.clone().into(), 2).is_err());
-        assert!(decode(&frame[..frame.len() - 1], base.clone().into(), 2).is_err());
-        assert!(decode(&frame, base[2..].to_vec().into(), 2).is_err());
+        assert!(decode(&bomb, base.clone().into(), 2, true).is_err());
+        assert!(decode(&frame[..frame.len() - 1], base.clone().into(), 2, true).is_err());
+        assert!(decode(&frame, base[2 * WORD..].to_vec().into(), 2, true).is_err());
+    }
+
+    /// 41 bytes, and them with some changed.
+    fn small() -> (Vec<u8>, Vec<u8>) {
+        let base: Vec<u8> = (0..41_u8).map(|at| at.wrapping_mul(37)).collect();
+        let mut own = base.clone();
+        (own[4], own[21], own[40]) = (9, own[21] ^ 0x80, 7);
+        (own, base)
+    }
+
+    #[test]
+    fn frames_of_all_numbers_are_read() {
+        let two = [
+            40, 181, 47, 253, 32, 41, 229, 0, 0, 152, 0, 0, 21, 0, 255, 0, 1, 0, 255, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 7, 3, 16, 0, 3, 111, 60, 16, 1,
+        ];
+        let four = [
+            40, 181, 47, 253, 32, 41, 141, 0, 0, 64, 0, 21, 0, 1, 0, 1, 0, 7, 3, 16, 0, 7, 230,
+            152, 24, 2,
+        ];
+        let (own, base) = small();
+        for (frame, width) in [(&two[..], 2), (&four[..], 4)] {
+            let read = decode(frame, base.clone().into(), width, false).unwrap();
+            assert_eq!(read, own, "{width}");
+            assert!(decode(frame, base.clone().into(), width, true).is_err());
+            assert!(decode(frame, base[1..].to_vec().into(), width, false).is_err());
+        }
+    }
+
+    #[test]
+    fn changes_of_other_numbers_than_there_are_are_refused() {
+        let (own, base) = small();
+        let changes = subtract::<2>(&own, &base);
+        let read = |changes: &[u8]| add::<2>(changes, &mut base.clone());
+        assert_eq!(read(&changes), Some(()));
+        assert_eq!(changes.len(), 8 + 2 * 2 + 1);
+        for (at, byte) in [(0, 0xff), (0, 0), (7, 1), (2, 0x10)] {
+            let mut wrong = changes.clone();
+            wrong[at] = byte;
+            assert_eq!(read(&wrong), None, "{byte} at {at}");
+        }
+        for length in [0, 7, 8, changes.len() - 1] {
+            assert_eq!(read(&changes[..length]), None, "{length}");
+        }
+        // As many as there are, of which one lies behind the last.
+        let mut behind = changes.clone();
+        (behind[0], behind[3]) = (0, 1 << 7);
+        assert_eq!(read(&behind), None);
     }
 
     const NAME: &str = "policy/model.safetensors";

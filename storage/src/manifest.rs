@@ -99,9 +99,11 @@ impl Manifest {
     pub const OF_SEVERAL_ATTEMPTS: u32 = 3;
     /// The version of a part of which a file is stored as its difference from another part's.
     pub const OF_DIFFERENCES: u32 = 4;
-    /// The version of a part of which a file is written after the commit; the newest that this program
-    /// reads.
+    /// The version of a part of which a file is written after the commit.
     pub const OF_LATER_FILES: u32 = 5;
+    /// The version of a part of which a file is stored by the numbers that changed; the newest that this
+    /// program reads.
+    pub const OF_SPARSE_DIFFERENCES: u32 = 6;
 
     /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
     /// the remaining fields.
@@ -129,6 +131,9 @@ impl Manifest {
     fn version_of(outputs: &[Artifact], maker: &AttemptId) -> u32 {
         let is_other =
             |a: &Artifact| matches!(&a.key, Key::File { attempt, .. } if attempt != maker);
+        if outputs.iter().any(is_sparse) {
+            return Self::OF_SPARSE_DIFFERENCES;
+        }
         if outputs.iter().any(|a| a.after_commit) {
             return Self::OF_LATER_FILES;
         }
@@ -227,7 +232,7 @@ impl Manifest {
     pub(crate) fn read(key: &str, content: &[u8]) -> Result<Self> {
         const REMEDY: &str =
             "; restore it from a copy, or delete it so that the part is made again";
-        let manifest: Self = from_json(key, "a manifest", Self::OF_LATER_FILES, content)?;
+        let manifest: Self = from_json(key, "a manifest", Self::OF_SPARSE_DIFFERENCES, content)?;
         let sealed = match manifest.version {
             1 if seal::is_sealed(content) => {
                 Err("it has a digest, which version 1 has not: its version was changed".to_owned())
@@ -256,6 +261,11 @@ impl Manifest {
                     artifact.after_commit,
                     Self::OF_LATER_FILES,
                     "is written after the commit",
+                ),
+                (
+                    is_sparse(artifact),
+                    Self::OF_SPARSE_DIFFERENCES,
+                    "is a difference of the numbers that changed",
                 ),
             ];
             let mut newer = features
@@ -389,10 +399,16 @@ fn check_size(key: &str, what: &'static str, size: usize) -> Result<()> {
     }
 }
 
+/// Whether reading an artifact takes a sparse difference.
+fn is_sparse(artifact: &Artifact) -> bool {
+    let mut differences = artifact.links().filter_map(|link| link.delta.as_deref());
+    differences.any(|difference| difference.sparse)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Digest;
+    use crate::{Delta, Digest, Frame};
     use serde_json::json;
 
     fn manifest() -> Manifest {
@@ -486,14 +502,31 @@ mod tests {
             (1, &include_bytes!("../testdata/manifest-v1.json")[..]),
             (2, include_bytes!("../testdata/manifest-v2.json")),
             (3, include_bytes!("../testdata/manifest-v3.json")),
+            (4, include_bytes!("../testdata/manifest-v4.json")),
             (5, include_bytes!("../testdata/manifest-v5.json")),
+            (6, include_bytes!("../testdata/manifest-v6.json")),
         ] {
             let mut manifest = Manifest {
                 version,
                 ..manifest()
             };
-            if version == Manifest::OF_LATER_FILES {
-                manifest.outputs[0].after_commit = true;
+            manifest.outputs[0].after_commit = version == Manifest::OF_LATER_FILES;
+            if [Manifest::OF_DIFFERENCES, Manifest::OF_SPARSE_DIFFERENCES].contains(&version) {
+                let mut base = manifest.outputs[0].clone();
+                if let Key::File { slot, .. } = &mut base.key {
+                    slot.iteration = 0;
+                }
+                manifest.outputs[0].delta = Some(Box::new(Delta {
+                    base,
+                    width: 2,
+                    sparse: version == Manifest::OF_SPARSE_DIFFERENCES,
+                    frames: vec![Frame {
+                        size: 9,
+                        digest: Digest::of(b"frame"),
+                    }],
+                }));
+            }
+            if version >= Manifest::OF_DIFFERENCES {
                 let made = Manifest::new(
                     manifest.slot(),
                     manifest.attempt_id(),
@@ -583,9 +616,15 @@ mod tests {
 
     #[test]
     fn bad_manifests_are_refused_with_a_reason() {
-        assert!(refused(|v| v["version"] = json!(6)).contains("newer program"));
+        assert!(refused(|v| v["version"] = json!(7)).contains("newer program"));
         let early = refused(|v| v["outputs"][0]["after_commit"] = json!(true));
         assert!(early.contains("which version 2 has not"), "{early}");
+        let sparse: serde_json::Value =
+            serde_json::from_slice(include_bytes!("../testdata/manifest-v6.json")).unwrap();
+        let early = refused(|v| {
+            (v["version"], v["outputs"]) = (json!(5), sparse["outputs"].clone());
+        });
+        assert!(early.contains("which version 5 has not"), "{early}");
         let elsewhere = "runs/r/files/00000001/update/000001/a0001-0000abcd/policy/config.json";
         assert!(refused(|v| v["outputs"][0]["key"] = json!(elsewhere)).contains("lies at"));
         let other = "runs/r/files/00000001/update/000000/a0002-0000abcd/policy/config.json";

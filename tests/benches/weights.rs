@@ -4,10 +4,11 @@
 //! server. SHAPE is `2m`, `135m` (SmolLM2's width) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
 //! RATE is the learning rate; keys and values may follow. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
 //! iteration but the first it prints how long after the update's computing the next episode begins, what
-//! was moved, and what part of the iteration the worker that waited longest waited for the store. Nothing is
+//! was moved, and what part of the iteration the worker that waited longest waited for the store. `chain` in place
+//! of all that reads a chain of made-up policies. Nothing is
 //! asserted: timings vary. Needs the built programs.
 
-use agentgym_storage::{AttemptId, Inputs, Manifest, PartKey, RunId, Store};
+use agentgym_storage::{AttemptId, Inputs, Manifest, Outputs, PartKey, RunId, Store};
 use agentgym_tests::link::{Line, line_to};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
@@ -25,6 +26,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 const RUN: &str = "weights";
 const ITERATIONS: u32 = 10;
+const POLICY: &str = "policy/model.safetensors";
 const GIGABIT: Line = Line {
     bytes_per_s: 125e6,
     one_way: Duration::from_millis(15),
@@ -62,9 +64,12 @@ async fn main() -> anyhow::Result<()> {
         .iter()
         .filter(|argument| !argument.starts_with('-') && !is_override(argument));
     let name = given.next().map_or("2m", String::as_str);
+    if name == "chain" {
+        return made_up().await;
+    }
     let weights = given.next().map_or("bf16", String::as_str);
     let rate = given.next().map_or("3e-5", String::as_str);
-    let (model, tasks) = shape(name).context("a shape is 2m, 135m or 500m")?;
+    let (model, tasks) = shape(name).context("a shape is 2m, 135m or 500m, or it is `chain`")?;
     ensure!(
         ["f32", "bf16"].contains(&weights),
         "weights are f32 or bf16"
@@ -260,23 +265,69 @@ async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<(
         mean(&reads),
         100.0 * mean(&waits)
     );
-    read_the_chain(s3, &run, &store).await
+    let slot = PartKey {
+        run,
+        iteration: ITERATIONS,
+        stage: "update".to_owned(),
+        part: 0,
+    };
+    let last = store.manifest(&slot).await?.context("it is committed")?;
+    read_the_chain(s3, &last).await
 }
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// How long a machine without any policy reads the last one over the line, and one that is stored whole.
-async fn read_the_chain(s3: &S3Server, run: &RunId, store: &Store) -> anyhow::Result<()> {
-    let slot = PartKey {
-        run: run.clone(),
-        iteration: ITERATIONS,
-        stage: "update".to_owned(),
-        part: 0,
+/// A chain of policies as large as those of 135m, of which each changes one number in two hundred.
+async fn made_up() -> anyhow::Result<()> {
+    const BYTES: usize = 270 << 20;
+    let scratch = tempfile::tempdir()?;
+    let s3 = S3Server::start(scratch.path()).await;
+    let store = Store::open_with(&s3.url, &s3.env()).await?;
+    let mut state = 1_u64;
+    let mut random = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as usize
     };
-    let manifest = store.manifest(&slot).await?.context("it is committed")?;
-    let policy = manifest.output("policy/model.safetensors");
+    let mut policy: Vec<u8> = (0..BYTES).map(|_| random() as u8).collect();
+    let path = scratch.path().join("model.safetensors");
+    let cache = scratch.path().join("cache");
+    let mut last: Option<Manifest> = None;
+    for iteration in 1..=ITERATIONS + 1 {
+        std::fs::write(&path, &policy)?;
+        let slot = PartKey {
+            run: RUN.parse()?,
+            iteration,
+            stage: "update".to_owned(),
+            part: 0,
+        };
+        let attempt = AttemptId::new(1);
+        let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
+        let made = match &last {
+            None => outputs.file(POLICY, "policy", &path).await?,
+            Some(before) => {
+                let commits = vec![("policy".to_owned(), before.clone())];
+                let inputs = Inputs::new(store.clone(), commits, &cache);
+                let base = before.output(POLICY).context("it is there")?;
+                (outputs.differing(POLICY, "policy", &path, base, 2, &inputs)).await?
+            }
+        };
+        last = Some(Manifest::new(slot, attempt, vec![made.clone()]));
+        for _ in 0..BYTES / 2 / 200 {
+            let at = random() % (BYTES / 2) * 2;
+            policy[at] = policy[at].wrapping_add(1);
+        }
+    }
+    read_the_chain(&s3, &last.context("there is one")?).await
+}
+
+/// How long a machine without any policy reads the last one over the line, and one that is stored whole.
+async fn read_the_chain(s3: &S3Server, manifest: &Manifest) -> anyhow::Result<()> {
+    let slot = manifest.slot();
+    let policy = manifest.output(POLICY);
     let policy = policy.context("an update has a policy")?;
     let whole = policy.links().last().unwrap_or(policy);
     let by_line = s3.url_by(line_to(s3.address(), GIGABIT).await);

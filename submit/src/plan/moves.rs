@@ -185,6 +185,12 @@ impl<'a> Moves<'a> {
                 ),
             };
         }
+        let rhythm = self.plan.config.trainer.full_policy_freq;
+        if rhythm > 1 && !self.plan.has_adapter() {
+            out += &format!(
+                ", each policy counted whole, though all but one in {rhythm} may be differences, of some 1 % of it at a learning rate of 1e-6"
+            );
+        }
         if self.once > 0 {
             out += &format!(", and what stays, {}, once a worker", bytes(self.once));
         }
@@ -311,6 +317,8 @@ trainer: {total_training_steps: 3}
             text.contains("one update in 4 alone") && text.contains("≤ 4 updates"),
             "{text}"
         );
+        let (_, _, text) = moved(&["trainer.full_policy_freq=8"]);
+        assert!(text.contains("all but one in 8"), "{text}");
         let (sharded, longer_s, _) = moved(&["jobs.update_shards=4"]);
         let (update, gradient) = (sharded["update"], sharded["gradient"]);
         assert_eq!((update.parts, gradient.parts), (4, 16));

@@ -37,7 +37,11 @@ impl Turns {
     fn enter(&self, at: Instant, label: String) -> Ticket {
         let mut waiting = self.waiting();
         let is_like = |ticket: &&Ticket| ticket.0 == at && ticket.1 == label;
-        let last = waiting.iter().filter(is_like).map(|ticket| ticket.2).last();
+        let last = waiting
+            .iter()
+            .filter(is_like)
+            .map(|ticket| ticket.2)
+            .next_back();
         let ticket = (at, label, last.map_or(0, |last| last + 1));
         waiting.insert(ticket.clone());
         ticket
