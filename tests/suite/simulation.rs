@@ -18,7 +18,9 @@ mod turns;
 mod world;
 
 pub(crate) use queue::{Server, SimulatedDriver};
-use scenario::{Ending, PLAYED, SHAPES, play, play_with_a_death, play_with_a_sick_one};
+use scenario::{
+    Ending, PLAYED, SHAPES, play, play_with_a_death, play_with_a_sick_one, play_with_panics,
+};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -108,6 +110,16 @@ fn worlds_keep_every_promise() {
     }
     println!("{:?}", ending.counts);
     assert_eq!(complaints(&ending), [""; 0]);
+}
+
+/// A task that a panic ends is not begun again while its process lives.
+#[test]
+fn a_panic_in_any_task_ends_no_task() {
+    for seed in 0..20 {
+        let ending = play_with_panics(seed);
+        assert!(ending.counts.panics > 0, "seed {seed}");
+        assert_eq!(complaints(&ending), [""; 0], "seed {seed}");
+    }
 }
 
 /// Every point at which a process can die, with one world for each.

@@ -86,6 +86,20 @@ pub(super) fn play(seed: u64, keep_log: bool) -> Ending {
     in_own_time(rng, shape, faults, keep_log)
 }
 
+/// Plays a seed in which nobody dies, and code below requests panics often, whichever task asks.
+pub(super) fn play_with_panics(seed: u64) -> Ending {
+    let mut rng = Rng::new(seed);
+    let shape = rng.below(PLAYED) as usize;
+    let faults = Faults {
+        refused: 0.05,
+        store_panics: 0.02,
+        queue_panics: 0.01,
+        answer_ms: 5,
+        ..Faults::default()
+    };
+    in_own_time(rng, shape, faults, false)
+}
+
 /// Plays a shape without faults except for one death at a given point of its history; 0 for none.
 pub(super) fn play_with_a_death(shape: usize, crash_at: u64) -> Ending {
     let faults = Faults {
