@@ -1,6 +1,6 @@
 //! An artifact that is stored as its difference from an earlier one of the same size: numbers are
-//! subtracted, those that changed are put side by side, and zstd compresses them. Each
-//! chunk is a frame of its own, so chunks are read one by one here too.
+//! subtracted, those that changed are put side by side, and zstd compresses them. Each chunk is a
+//! frame of its own, so chunks are read one by one here too.
 //!
 //! What an artifact differs from may itself be a difference. A chain ends at an artifact that is stored
 //! whole, or at a copy on this machine.
@@ -192,8 +192,11 @@ fn number<const W: usize>(bytes: &[u8; W]) -> u32 {
     u32::from_le_bytes(wide)
 }
 
-/// Adds how far a number is from what it was; the sign is in the lowest bit.
-fn move_by<const W: usize>(bytes: &mut [u8; W], folded: u32) {
+/// Adds how far a number is from what it was: entry `at` of `runs`, whose sign is in the lowest bit.
+fn move_by<const W: usize>(bytes: &mut [u8; W], runs: &[u8], at: usize) {
+    let count = runs.len() / W;
+    let byte = |k: usize| u32::from(runs[k * count + at]) << (8 * k);
+    let folded = (0..W).fold(0, |folded, k| folded | byte(k));
     let apart = (folded >> 1) ^ (folded & 1).wrapping_neg();
     let own = number(bytes).wrapping_add(apart).to_le_bytes();
     bytes.copy_from_slice(&own[..W]);
@@ -252,8 +255,7 @@ fn add<const W: usize>(changes: &[u8], base: &mut [u8]) -> Option<()> {
     for (numbers, mut word) in numbers.chunks_mut(WORD).zip(map) {
         while word != 0 {
             let changed = numbers.get_mut(word.trailing_zeros() as usize)?;
-            let byte = |k: usize| u32::from(runs[k * count + next]) << (8 * k);
-            move_by(changed, (0..W).fold(0, |folded, k| folded | byte(k)));
+            move_by(changed, runs, next);
             next += 1;
             word &= word - 1;
         }
@@ -269,12 +271,10 @@ fn add_to_all<const W: usize>(runs: &[u8], base: &mut [u8]) -> Option<()> {
         return None;
     }
     let (numbers, rest) = base.as_chunks_mut::<W>();
-    let count = numbers.len();
+    rest.copy_from_slice(&runs[W * numbers.len()..]);
     for (at, number) in numbers.iter_mut().enumerate() {
-        let byte = |k: usize| u32::from(runs[k * count + at]) << (8 * k);
-        move_by(number, (0..W).fold(0, |folded, k| folded | byte(k)));
+        move_by(number, runs, at);
     }
-    rest.copy_from_slice(&runs[W * count..]);
     Some(())
 }
 

@@ -4,9 +4,9 @@
 //! server. SHAPE is `2m`, `135m` (SmolLM2's width) or `500m`; WEIGHTS is `f32`, whole, or `bf16`, as differences;
 //! RATE is the learning rate; keys and values may follow. `AGENTGYM_PROGRAMS` names a folder with other programs, to compare. For each
 //! iteration but the first it prints how long after the update's computing the next episode begins, what
-//! was moved, and what part of the iteration the worker that waited longest waited for the store. `chain` in place
-//! of all that reads a chain of made-up policies. Nothing is
-//! asserted: timings vary. Needs the built programs.
+//! was moved, and what part of the iteration the worker that waited longest waited for the store. `chain` in
+//! place of all that reads a chain of made-up policies. Nothing is asserted: timings vary. Needs the built
+//! programs.
 
 use agentgym_storage::{AttemptId, Inputs, Manifest, Outputs, PartKey, RunId, Store};
 use agentgym_tests::link::{Line, line_to};
@@ -265,18 +265,22 @@ async fn report(s3: &S3Server, opened: &[f64], narrow: bool) -> anyhow::Result<(
         mean(&reads),
         100.0 * mean(&waits)
     );
-    let slot = PartKey {
-        run,
-        iteration: ITERATIONS,
-        stage: "update".to_owned(),
-        part: 0,
-    };
-    let last = store.manifest(&slot).await?.context("it is committed")?;
+    let last = store.manifest(&update(run, ITERATIONS)).await?;
+    let last = last.context("it is committed")?;
     read_the_chain(s3, &last).await
 }
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn update(run: RunId, iteration: u32) -> PartKey {
+    PartKey {
+        run,
+        iteration,
+        stage: "update".to_owned(),
+        part: 0,
+    }
 }
 
 /// A chain of policies as large as those of 135m, of which each changes one number in two hundred.
@@ -298,12 +302,7 @@ async fn made_up() -> anyhow::Result<()> {
     let mut last: Option<Manifest> = None;
     for iteration in 1..=ITERATIONS + 1 {
         std::fs::write(&path, &policy)?;
-        let slot = PartKey {
-            run: RUN.parse()?,
-            iteration,
-            stage: "update".to_owned(),
-            part: 0,
-        };
+        let slot = update(RUN.parse()?, iteration);
         let attempt = AttemptId::new(1);
         let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
         let made = match &last {

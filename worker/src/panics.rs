@@ -10,9 +10,13 @@ use std::panic::AssertUnwindSafe;
 ///
 /// State that the panic left inconsistent is not used again: each attempt has its own state, and
 /// attempts share only caches and sets that are consistent after each use.
-pub(crate) async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let done = AssertUnwindSafe(work).catch_unwind().await;
-    done.unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))))
+pub(crate) async fn caught<T, E: Into<Error>>(
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T> {
+    match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(done) => done.map_err(Into::into),
+        Err(panic) => Err(Error::Internal(message(&*panic))),
+    }
 }
 
 /// The message of a panic.

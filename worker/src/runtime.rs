@@ -180,7 +180,7 @@ pub async fn run_worker(
     };
     let working = queue.work(&name, &classes, gate, handler, stop.clone());
     // However this ends, the tasks and servers started above are still stopped.
-    let worked = panics::caught(async { Ok(working.await?) }).await;
+    let worked = panics::caught(working).await;
     stop.cancel();
     planner.abort();
     prefetch.abort();

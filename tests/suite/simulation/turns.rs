@@ -2,17 +2,19 @@
 //! them by a real time that no seed determines, so they are put in the order of what they are.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-/// When a request goes on, what it is, and its number among its like.
+/// When a request goes on, what it is, and its number.
 type Ticket = (Instant, String, u64);
 
 /// The requests of a world that wait for their turn.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
+    next: AtomicU64,
     waiting: Mutex<BTreeSet<Ticket>>,
     left: Notify,
 }
@@ -22,7 +24,9 @@ impl Turns {
     /// threads work. Then they go on one by one. A task of its own waits, since the caller may be polled
     /// only after another request.
     pub(super) async fn take(self: &Arc<Self>, label: String) {
-        let ticket = self.enter(Instant::now() + Duration::from_millis(1), label);
+        let at = Instant::now() + Duration::from_millis(1);
+        let ticket = (at, label, self.next.fetch_add(1, Relaxed));
+        self.waiting().insert(ticket.clone());
         let (go, gone) = oneshot::channel();
         let turns = Arc::clone(self);
         tokio::spawn(async move {
@@ -32,19 +36,6 @@ impl Turns {
             turns.left.notify_waiters();
         });
         let _ = gone.await;
-    }
-
-    fn enter(&self, at: Instant, label: String) -> Ticket {
-        let mut waiting = self.waiting();
-        let is_like = |ticket: &&Ticket| ticket.0 == at && ticket.1 == label;
-        let last = waiting
-            .iter()
-            .filter(is_like)
-            .map(|ticket| ticket.2)
-            .next_back();
-        let ticket = (at, label, last.map_or(0, |last| last + 1));
-        waiting.insert(ticket.clone());
-        ticket
     }
 
     async fn comes(&self, ticket: &Ticket) {

@@ -50,8 +50,7 @@ impl Worker {
         let mut error = error;
         if error.cause() == Cause::Queue && lasted > TROUBLE_ASK_STORE {
             // A panic here would end the task that plans, for good.
-            let probing = async { Ok(self.options.store.probe().await?) };
-            if let Err(deeper) = panics::caught(probing).await {
+            if let Err(deeper) = panics::caught(self.options.store.probe()).await {
                 error = deeper;
             }
         }
@@ -99,8 +98,7 @@ impl Worker {
             if present.is_none_or(|at| at.elapsed() >= PRESENCE_EVERY) {
                 present = Some(Instant::now());
                 // A queue that refuses it is noticed elsewhere.
-                let noting = async { Ok(queue.note_presence(name, true).await?) };
-                let _ = panics::caught(noting).await;
+                let _ = panics::caught(queue.note_presence(name, true)).await;
             }
             tokio::time::sleep(LOOK_EVERY / 5).await;
             let trouble = self.health.trouble();
@@ -112,10 +110,9 @@ impl Worker {
             // A panic here would leave this worker unheard for good.
             let reporting = panics::caught(async {
                 match &trouble {
-                    Some(trouble) => queue.report_trouble(name, trouble).await?,
-                    None => queue.trouble_is_over(name).await?,
+                    Some(trouble) => queue.report_trouble(name, trouble).await,
+                    None => queue.trouble_is_over(name).await,
                 }
-                Ok(())
             });
             if let Err(e) = reporting.await {
                 tracing::debug!("the fleet does not know of the trouble: {e}");

@@ -159,8 +159,7 @@ impl Worker {
     /// Gives the turn back: whoever is well takes it at once.
     async fn cannot_plan(&self, turn: &str, error: Error) {
         tracing::debug!(turn, "planning: {error}");
-        let giving = async { Ok(self.options.queue.give_back_turn(turn).await?) };
-        if let Err(e) = panics::caught(giving).await {
+        if let Err(e) = panics::caught(self.options.queue.give_back_turn(turn)).await {
             tracing::debug!(turn, "the planning turn was not given back: {e}");
         }
         self.in_trouble(Some(turn), error).await;
