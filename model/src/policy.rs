@@ -165,11 +165,24 @@ impl Policy {
     /// # Errors
     /// A number is beyond bf16, or a GPU has no room.
     pub fn rounded(self, options: &ComputeOptions<'_>) -> Result<Self> {
-        let adapter = self.adapter().cloned();
-        let base = self.adapted.as_ref().map_or(&self.weights, |of| &of.base);
-        let rounded = base.rounded(options)?;
+        let (rope, adapter) = (Arc::clone(&self.network.host.rope), self.adapter().cloned());
+        let base = match &self.adapted {
+            Some(adapted) => adapted.base.clone(),
+            None => self.weights,
+        };
+        // The network shares the numbers, which are rounded in place if nothing else does.
+        drop(self.network);
+        let weights = base.rounded(options)?;
         let config = Arc::new(self.config.saying(Dtype::Bf16));
-        let policy = Policy { config, ..self }.with_weights(rounded)?;
+        let network = Network::new(&config, rope, &weights, None, &self.device)?;
+        let policy = Policy {
+            device: self.device,
+            config,
+            weights,
+            adapted: None,
+            network: Arc::new(network),
+            text: self.text,
+        };
         match adapter {
             Some(adapter) => policy.with_adapter(adapter),
             None => Ok(policy),

@@ -260,11 +260,19 @@ impl Adapter {
     }
 
     /// The base's weights with every adapted one replaced by W + s·A·B, computed by
-    /// the same kernel everywhere, so that the bits are always the same.
+    /// the same kernel everywhere, so that the bits are always the same. A new adapter, whose B is
+    /// zero, changes none of them: they stay shared.
     pub(crate) fn merge(&self, base: &Weights) -> Weights {
         let mut merged = base.clone().in_f32();
         let scale = self.options.scale();
         for (module, parameter, [a, b]) in self.adapted(base) {
+            // −0 + 0 is 0, another bit pattern.
+            let changes_with_zero = |x: &f32| x.to_bits() == (-0.0_f32).to_bits();
+            if b.numbers().iter().all(|x| *x == 0.0)
+                && !parameter.numbers().iter().any(changes_with_zero)
+            {
+                continue;
+            }
             let (inner, width) = (parameter.shape()[0], parameter.shape()[1]);
             let scaled: Vec<f32> = a.numbers().iter().map(|x| x * scale).collect();
             merged.replace(&format!("{module}.weight"), |old| {

@@ -1,9 +1,11 @@
 //! One tensor of a model.
 
-use half::f16;
+use half::{bf16, f16};
 use std::sync::Arc;
 
+use crate::Result;
 use crate::folder::names::{FACTOR_A, FACTOR_B, HEAD};
+use crate::folder::tensor_file::check_finite;
 use crate::spare::{room, zeros};
 
 /// One parameter: f32 numbers in the in-memory layout, shared between clones.
@@ -35,6 +37,28 @@ impl Parameter {
     /// The numbers, row-major.
     pub fn numbers(&self) -> &[f32] {
         &self.numbers
+    }
+
+    /// Rounds each number to the nearest of bf16, in place where no clone shares the numbers; one
+    /// whose numbers are all of bf16 stays shared.
+    pub(crate) fn round(&mut self, name: &str) -> Result<()> {
+        if self
+            .numbers
+            .iter()
+            .fold(0, |low, x| low | x.to_bits() << 16)
+            != 0
+        {
+            let nearest = |x: f32| bf16::from_f32(x).to_f32();
+            match Arc::get_mut(&mut self.numbers) {
+                Some(own) => own.iter_mut().for_each(|x| *x = nearest(*x)),
+                None => {
+                    let mut rounded = room(self.numbers.len());
+                    rounded.extend(self.numbers.iter().map(|&x| nearest(x)));
+                    self.numbers = Arc::new(rounded);
+                }
+            }
+        }
+        check_finite(name, &self.numbers)
     }
 
     pub(crate) fn shared(&self) -> Arc<Vec<f32>> {
@@ -99,7 +123,10 @@ pub(crate) fn transpose_strip(
 }
 
 /// The f32 numbers of a file's tensor.
-pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
+pub(crate) fn numbers(
+    dtype: safetensors::Dtype,
+    data: &[u8],
+) -> std::result::Result<Vec<f32>, String> {
     let halves = || {
         data.as_chunks::<2>()
             .0
@@ -123,7 +150,7 @@ pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>
 }
 
 /// Refuses a type that [`numbers`] does not read.
-pub(crate) fn check_type(dtype: safetensors::Dtype) -> Result<(), String> {
+pub(crate) fn check_type(dtype: safetensors::Dtype) -> std::result::Result<(), String> {
     use safetensors::Dtype::{BF16, F16, F32};
     match dtype {
         F32 | BF16 | F16 => Ok(()),

@@ -9,16 +9,15 @@ use crate::folder::parameter::is_dense;
 use crate::folder::parameter::numbers;
 use crate::folder::parameter::transpose;
 use crate::folder::shards::{self, SHARD_BYTES_MAX};
-use crate::folder::tensor_file::{self, TensorFile};
+use crate::folder::tensor_file::TensorFile;
 use crate::folder::weight_files::WeightFiles;
 use crate::parallel::{self, ComputeOptions};
-use crate::spare::{Spare, room};
+use crate::spare::Spare;
 use crate::{Dtype, Error, ModelConfig, Result};
-use half::bf16;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,29 +84,24 @@ impl Weights {
     }
 
     /// Each number rounded to the nearest of bf16, of two as near to the even one; files hold these.
-    /// A parameter that has no others is shared.
+    /// Memory that no clone shares is rounded in place.
     ///
     /// # Errors
     /// A number is not finite, or rounds to none that is.
-    pub fn rounded(&self, options: &ComputeOptions<'_>) -> Result<Self> {
-        let all: Vec<_> = self.parameters.iter().collect();
-        let rounded = parallel::map(options, all.len(), |at| {
-            let (name, parameter) = all[at];
-            let numbers = parameter.numbers();
-            if numbers.iter().fold(0, |low, x| low | x.to_bits() << 16) == 0 {
-                tensor_file::check_finite(name, numbers)?;
-                return Ok(parameter.clone());
-            }
-            let mut nearest = room(numbers.len());
-            nearest.extend(numbers.iter().map(|&x| bf16::from_f32(x).to_f32()));
-            tensor_file::check_finite(name, &nearest)?;
-            Ok(Parameter::new(parameter.shape().to_vec(), nearest))
+    pub fn rounded(self, options: &ComputeOptions<'_>) -> Result<Self> {
+        let parameters = self.parameters.into_iter();
+        let all: Vec<_> = parameters
+            .map(|(name, parameter)| (name, Mutex::new(parameter)))
+            .collect();
+        let whole = "no thread panics while it rounds";
+        parallel::map(options, all.len(), |at| {
+            let (name, parameter) = &all[at];
+            parameter.lock().expect(whole).round(name)
         })?;
+        let all = all.into_iter();
         Ok(Weights {
             parameters: all
-                .into_iter()
-                .map(|(name, _)| name.clone())
-                .zip(rounded)
+                .map(|(name, parameter)| (name, parameter.into_inner().expect(whole)))
                 .collect(),
             dtype: Dtype::Bf16,
         })

@@ -2,8 +2,8 @@
 
 use super::{SHAPES, random_policy, sequences};
 use crate::{
-    AdamW, ComputeOptions, Dtype, OptimizerState, Policy, StepReport, Trainer, Unit,
-    UnitCoefficients, UnitStreams, Weights,
+    AdamW, Adapter, ComputeOptions, Dtype, LoraOptions, OptimizerState, Policy, StepReport,
+    Trainer, Unit, UnitCoefficients, UnitStreams, Weights,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -148,6 +148,33 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
     assert!(whole.model().unwrap().weights() != fresh.model().unwrap().weights());
 }
 
+/// A trainer of billions of parameters holds one copy of its start policy: rounding changes numbers in
+/// place, and an adapter that changes nothing yet shares its base's. What a clone holds stays as it is.
+#[test]
+fn a_start_policy_is_in_memory_once() {
+    let options = ComputeOptions::default();
+    let places = |policy: &Policy| -> Vec<*const f32> {
+        let all = policy.weights().iter();
+        all.map(|(_, parameter)| parameter.numbers().as_ptr())
+            .collect()
+    };
+    let policy = random_policy(SHAPES[1], 7);
+    let before = places(&policy);
+    let rounded = policy.rounded(&options).unwrap();
+    assert!(places(&rounded) == before);
+
+    let lora = LoraOptions::new(2, 4.0, ["q_proj", "down_proj"]).unwrap();
+    let adapter = Adapter::new(rounded.config(), lora, "start", 1);
+    let adapted = rounded.with_adapter(adapter).unwrap();
+    assert!(places(&adapted) == before);
+    assert!(*adapted.weights() == rounded.weights().clone().in_f32());
+
+    let (kept, policy) = (random_policy(SHAPES[1], 7), random_policy(SHAPES[1], 7));
+    let shared = policy.clone();
+    let rounded = policy.rounded(&options).unwrap();
+    assert!(shared.weights() == kept.weights() && rounded.weights() != kept.weights());
+}
+
 /// The first step's gradient is that of the same numbers in f32, so what it leaves is known: the nearest
 /// of what f32 training leaves. Later ones are those of a training that was never interrupted, and
 /// forget neither the moments nor what the nearest numbers lack.
@@ -155,7 +182,7 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
 fn a_policy_in_bf16_has_the_nearest_numbers_of_what_training_changes() {
     let options = ComputeOptions::default();
     let rounded = random_policy(SHAPES[1], 7).rounded(&options).unwrap();
-    let nearest = |policy: &Policy| policy.weights().rounded(&options).unwrap();
+    let nearest = |policy: &Policy| policy.weights().clone().rounded(&options).unwrap();
     let (mut plain, mut whole) = (
         Trainer::new(rounded.clone().in_f32(), AdamW::default()),
         Trainer::new(rounded, AdamW::default()),
@@ -196,7 +223,7 @@ fn a_policy_in_bf16_has_the_nearest_numbers_of_what_training_changes() {
     let model = whole.model().unwrap();
     let file = state.join("master.safetensors");
     let master = Weights::load_one(file, model.trained_shapes(), "policy", "is missing").unwrap();
-    assert!(master.rounded(&options).unwrap() == *model.weights());
+    assert!(master.clone().rounded(&options).unwrap() == *model.weights());
     assert!(master != model.weights().clone().in_f32());
     let (_, in_memory) = whole.into_parts().unwrap();
     assert_eq!(pieces_are_of(&in_memory, &state), 2);

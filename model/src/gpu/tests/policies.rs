@@ -377,7 +377,7 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
             let weights = trainer.model().unwrap().weights().clone();
             assert!(weights == *resumed.model().unwrap().weights());
             if weights.dtype() == Dtype::Bf16 {
-                assert!(weights.rounded(&options).unwrap() == weights);
+                assert!(weights.clone().rounded(&options).unwrap() == weights);
             }
             assert_eq!(resumed.optimizer_steps(), 2);
             ([first, second], resumed.into_model().unwrap())
