@@ -94,6 +94,26 @@ ROWS["smollm levels"] = (LEVELS, [])
 ROWS["smollm levels, scrambled"] = (LEVELS, SCRAMBLED)
 # As many tokens as the warm start (96 191 in 48 steps) and the updates (565 714) read.
 ROWS["smollm levels, expert play"] = (LEVELS, ["run.pipeline=sft", "sft.steps=330"])
+# The 192 conversations of the warm start (seed 1), eight times: as many tokens, and none that is new.
+SHOWN = {
+    2: "6162 11562 12082 14482 17522 19482 27842 31762 32602 33082 33402 37962 38402 51362 54842 58882 59442 59722 61402 61802 66042 "
+       "71402 79322",
+    3: "7003 10443 11883 12723 21203 22083 24843 27563 29123 39203 39563 41963 46163 47283 54363 56323 57723 59243 60603 61203 61603 "
+       "64643 67523 68203 70883 72123 74683 76723 78083",
+    8: "248 9888 13648 14728 21568 21888 25568 25848 27328 30048 31888 35208 39608 41088 42248 44008 45808 46168 49488 50848 57688 "
+       "58488 58928 64448 69968 70688 71048 74768",
+    9: "7889 8289 10489 13729 14729 16809 17729 18649 19129 19249 25129 28529 29729 32489 38649 38929 43809 46569 47249 49369 55249 "
+       "56649 61569 68529 68569 71769 71969 72449 73209 75529",
+    12: "20372 26252 27052 29532 33492 38132 42332 43452 44692 47692 50172 50772 57812 64212 76812 78212",
+    13: "1733 3293 6533 11133 17893 18773 19293 29453 30573 31173 31733 32893 33853 36253 37293 37933 39373 46853 53773 54053 60973 "
+        "63333 63893 69933 72493 74893 76253 77733 78573",
+    18: "4298 6538 7938 10138 13378 13898 17258 17458 24818 33818 34738 35378 38258 40698 41898 46738 47818 51418 51698 52938 54418 "
+        "56098 65098 65458 71538 76378 79138",
+    19: "3659 6139 7419 27659 36699 43139 48899 55219 66179 74499",
+}
+ROWS["smollm levels, the same play"] = (LEVELS, ["run.pipeline=sft", "sft.steps=0", "sft.epochs=8", "sft.sources=[%s]" % ", ".join(
+    f'{{env: babyai, ids: [{", ".join(str(2_000_000 + int(item)) for item in items.split())}], style: "wander=85"}}'
+    for items in SHOWN.values())])
 ROWS["smollm, expert play"] = (SMOLLM, ["run.pipeline=sft", "sft.steps=65"])
 NO_LESSONS = ["sft.steps=0", "sft.sources=[]", 'actor_rollout_ref.agentgym.reply_prefix="Action:"',
               "actor_rollout_ref.agentgym.lenient_actions=true"]
