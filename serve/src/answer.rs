@@ -1,7 +1,8 @@
 //! Answers in OpenAI's two forms, whole or as the pieces of a stream. Beside what OpenAI has, a choice
-//! holds the ids, the sampled end id included.
+//! holds the ids, the sampled end id included, and the text of `stop` that ended it.
 
 use crate::ask::{Ask, Form};
+use crate::calls::Calls;
 use crate::owner::Scored;
 use crate::spelling::{Special, Spelling, Stops};
 use agentgym_model::{FinishReason, Tokenizer};
@@ -25,6 +26,8 @@ struct Token {
 pub(crate) struct Piece {
     text: String,
     tokens: Vec<Token>,
+    /// Calls of tools that are complete with it, and their numbers.
+    calls: Vec<(u64, Value)>,
 }
 
 impl Piece {
@@ -32,6 +35,20 @@ impl Piece {
     pub(crate) fn join(&mut self, next: Piece) {
         self.text.push_str(&next.text);
         self.tokens.extend(next.tokens);
+        self.calls.extend(next.calls);
+    }
+
+    /// Takes the calls out of its text; returns whether no more is wanted.
+    pub(crate) fn hear(&mut self, calls: &mut Calls) -> bool {
+        let said = calls.push(&self.text);
+        self.text = said.text;
+        self.calls.extend(said.calls);
+        said.is_over
+    }
+
+    /// Puts text behind it.
+    pub(crate) fn add(&mut self, text: &str) {
+        self.text.push_str(text);
     }
 
     /// How many tokens it has.
@@ -103,8 +120,11 @@ impl<'a> Teller<'a> {
         if !ended {
             text += &self.stops.rest();
         }
-        let tokens = Vec::new();
-        (Piece { text, tokens }, ended)
+        let piece = Piece {
+            text,
+            ..Piece::default()
+        };
+        (piece, ended)
     }
 
     /// Ends a stretch of ordinary ids; what is left of it.
@@ -213,14 +233,20 @@ impl<'a> Teller<'a> {
         let mut out = json!({"index": choice});
         match (ask.form, ask.stream) {
             (Form::Completion, _) => out["text"] = json!(text),
-            (Form::Chat, true) if text.is_empty() => out["delta"] = json!({}),
-            (Form::Chat, true) => out["delta"] = json!({"content": text}),
+            (Form::Chat, true) => out["delta"] = delta(piece),
             (Form::Chat, false) => {
-                out["message"] = json!({"role": "assistant", "content": text, "refusal": null});
+                let content = (!text.is_empty() || piece.calls.is_empty()).then_some(text);
+                let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+                if !piece.calls.is_empty() {
+                    message["tool_calls"] =
+                        piece.calls.iter().map(|(_, call)| call.clone()).collect();
+                }
+                out["message"] = message;
             }
         }
         out["logprobs"] = self.log_probs(piece);
         out["finish_reason"] = json!(finish);
+        out["stop_reason"] = json!(self.stops.found);
         let own = &piece.tokens[piece.tokens.len() - said..];
         out["token_ids"] = own.iter().map(|token| token.id).collect();
         if ask.prompt_ids && !ask.stream {
@@ -228,6 +254,23 @@ impl<'a> Teller<'a> {
         }
         out
     }
+}
+
+/// What a piece adds to a message.
+fn delta(piece: &Piece) -> Value {
+    let mut delta = json!({});
+    if !piece.text.is_empty() {
+        delta["content"] = json!(piece.text);
+    }
+    let numbered = |(number, call): &(u64, Value)| {
+        let mut call = call.clone();
+        call["index"] = json!(number);
+        call
+    };
+    if !piece.calls.is_empty() {
+        delta["tool_calls"] = piece.calls.iter().map(numbered).collect();
+    }
+    delta
 }
 
 /// The reason in OpenAI's words.

@@ -1,10 +1,12 @@
 //! What a request asks for, checked before it takes a place: whatever is wrong with it, or could never
 //! be done, is said at once.
 
+use crate::calls::Calls;
+use crate::conversation::conversation;
 use crate::fields::{Fields, ids};
 use crate::refusal::Refusal;
-use agentgym_model::{Message, Policy, Role, Sampling};
-use serde_json::{Value, json};
+use agentgym_model::{Policy, Sampling};
+use serde_json::{Map, Value};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Choices of a prompt.
@@ -74,20 +76,31 @@ pub(crate) struct Ask {
     pub(crate) as_ids: bool,
     /// The ids of the prompt are part of the answer.
     pub(crate) prompt_ids: bool,
+    /// Calls are read in the message.
+    reads_calls: bool,
+    /// The message ends behind its first call.
+    pub(crate) one_call: bool,
 }
 
 impl Ask {
-    /// Reads a body that was posted to a completion's or a chat's route.
+    /// Reads the fields that were posted to a completion's or a chat's route.
     pub(crate) fn read(
         form: Form,
-        body: &[u8],
+        fields: Map<String, Value>,
         (policy, name): (&Policy, &str),
     ) -> Result<Self, Refusal> {
         let own: &[&str] = match form {
             Form::Completion => &["prompt", "echo"],
-            Form::Chat => &["messages", "max_completion_tokens", "top_logprobs"],
+            Form::Chat => &[
+                "messages",
+                "max_completion_tokens",
+                "top_logprobs",
+                "tools",
+                "tool_choice",
+                "parallel_tool_calls",
+            ],
         };
-        let fields = Fields::read(body, &[&BOTH, own].concat())?;
+        let fields = Fields::of(fields, &[&BOTH, own].concat())?;
         let asked = fields.get("model").map(|model| model.as_str());
         if asked.is_some_and(|model| model != Some(name)) {
             let message = format!("the policy here is {name:?}; GET /v1/models names it too");
@@ -123,13 +136,20 @@ impl Ask {
             counts: options.is_some_and(|all| all.get("include_usage") == Some(&Value::Bool(true))),
             as_ids: fields.flag("return_tokens_as_token_ids")?,
             prompt_ids: fields.flag("return_token_ids")?,
+            reads_calls: false,
+            one_call: false,
         };
         if !fields.flag("ignore_eos")? {
             ask.stop_ids.extend_from_slice(policy.eos_ids());
         }
         ask.prompts = match form {
             Form::Completion => prompts(&fields, policy)?,
-            Form::Chat => vec![conversation(&fields, policy)?],
+            Form::Chat => {
+                let (prompt, has_tools) = conversation(&fields, policy)?;
+                let one = fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
+                (ask.reads_calls, ask.one_call) = (has_tools, has_tools && one);
+                vec![prompt]
+            }
         };
         ask.measure(tokens_max, policy)?;
         Ok(ask)
@@ -182,6 +202,18 @@ impl Ask {
         };
         let scored = if self.scores() { self.prompts.len() } else { 0 };
         (generated + scored).max(1)
+    }
+
+    /// What finds the calls of a choice, if it may call tools.
+    pub(crate) fn calls(&self, choice: usize) -> Option<Calls> {
+        let key = || {
+            let mut hasher = blake3::Hasher::new_keyed(&self.stream_key(choice));
+            for id in &self.prompts[choice / self.n] {
+                hasher.update(&id.to_le_bytes());
+            }
+            *hasher.finalize().as_bytes()
+        };
+        self.reads_calls.then(|| Calls::new(key(), self.one_call))
     }
 
     /// The random key of a choice.
@@ -281,60 +313,4 @@ fn prompts(fields: &Fields, policy: &Policy) -> Result<Vec<Vec<u32>>, Refusal> {
         }
         _ => Err(wrong()),
     }
-}
-
-/// The ids of a conversation, by the policy's own template.
-fn conversation(fields: &Fields, policy: &Policy) -> Result<Vec<u32>, Refusal> {
-    let bad = |message: String| Refusal::bad("messages", message);
-    let Some(Value::Array(all)) = fields.get("messages") else {
-        return Err(bad("messages must be a list of messages".to_owned()));
-    };
-    let messages: Result<Vec<Message>, Refusal> = all.iter().map(message).collect();
-    let messages = messages?;
-    if messages.is_empty() {
-        return Err(bad("messages must not be empty".to_owned()));
-    }
-    let context = policy.config().max_position_embeddings;
-    let ids = policy
-        .chat()
-        .prompt_ids_within(policy.tokenizer(), &messages, context)
-        .map_err(|e| bad(e.to_string()))?;
-    ids.ok_or_else(|| {
-        let message = format!("the policy reads {context} ids, and the conversation has more");
-        Refusal::too_long("messages", message)
-    })
-}
-
-/// The template is rendered without tools, so a conversation with calls would be another one.
-const CALLS: &str = "this server renders no tools: no message calls one, is from one or answers a call; POST \
-                     /v1/completions takes the text of such a conversation, or its ids";
-
-fn message(value: &Value) -> Result<Message, Refusal> {
-    let bad = |message: &str| Refusal::bad("messages", message);
-    let calls = |key: &&str| !value[*key].is_null() && value[*key] != json!([]);
-    if ["tool_calls", "function_call"].iter().any(calls) {
-        return Err(bad(CALLS));
-    }
-    let role = match value["role"].as_str() {
-        Some("system" | "developer") => Role::System,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("tool" | "function") => return Err(bad(CALLS)),
-        _ => {
-            return Err(bad(
-                "the role of a message must be system, developer, user or assistant",
-            ));
-        }
-    };
-    let part = |part: &Value| match part["type"].as_str() {
-        Some("text") => part["text"].as_str().map(str::to_owned),
-        _ => None,
-    };
-    let content = match &value["content"] {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => None,
-    };
-    let content = content.ok_or_else(|| bad("the content of a message must be text"))?;
-    Ok(Message::new(role, content))
 }

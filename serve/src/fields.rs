@@ -44,10 +44,14 @@ fn is_off(name: &str, value: &Value) -> bool {
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Reads a body with fields of these names.
-    pub(crate) fn read(body: &[u8], names: &[&str]) -> Result<Self, Refusal> {
-        let mut all: Map<String, Value> = serde_json::from_slice(body)
-            .map_err(|e| Refusal::bad("", format!("the body is no JSON object: {e}")))?;
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
+        let all = serde_json::from_slice(body);
+        all.map_err(|e| Refusal::bad("", format!("the body is no JSON object: {e}")))
+    }
+
+    /// The fields of a request, which have these names.
+    pub(crate) fn of(mut all: Map<String, Value>, names: &[&str]) -> Result<Self, Refusal> {
         all.retain(|_, value| !value.is_null());
         let known = |name: &str| names.contains(&name) || WITHOUT_EFFECT.contains(&name);
         let strange = |(name, value): &(&String, &Value)| !known(name) && !is_off(name, value);

@@ -1,4 +1,4 @@
-//! A policy behind OpenAI's HTTP API, for people and programs that want to talk to it or judge it.
+//! A policy behind OpenAI's HTTP API and Anthropic's messages, for people and programs that want to talk to it or judge it.
 //!
 //! One thread owns the engine; requests join and leave its running batch. What a client is told of a
 //! token is what the rest of this project computes: ids as they were sampled, and log-probs whose bits
@@ -6,7 +6,10 @@
 
 mod answer;
 mod ask;
+mod calls;
+mod conversation;
 mod fields;
+mod messages;
 mod owner;
 mod refusal;
 mod reply;

@@ -73,6 +73,7 @@ impl Refusal {
     pub(crate) fn document(&self) -> Value {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
@@ -82,8 +83,15 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
+        self.response(&self.document())
+    }
+}
+
+impl Refusal {
+    /// The response with this document.
+    pub(crate) fn response(&self, document: &Value) -> Response {
         let json = [(header::CONTENT_TYPE, "application/json")];
-        let mut response = (self.status, json, self.document().to_string()).into_response();
+        let mut response = (self.status, json, document.to_string()).into_response();
         // What is left of a body is not read, so the connection can serve no more.
         let unread = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::REQUEST_TIMEOUT];
         if unread.contains(&self.status) {

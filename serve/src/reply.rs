@@ -3,11 +3,11 @@
 
 use crate::answer::{Piece, Teller, document, finish_reason, usage};
 use crate::ask::{Ask, Form};
+use crate::calls::Calls;
 use crate::owner::{Event as Told, Owner, ScoreAsk, Scored, Seat};
 use crate::refusal::Refusal;
 use crate::spelling::Special;
 use agentgym_model::{GenerationRequest, Policy};
-use axum::response::sse::Event;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use futures::stream::{self, Stream};
@@ -48,6 +48,8 @@ struct Saying<'a> {
     reply: &'a Reply,
     choice: usize,
     teller: Teller<'a>,
+    /// Where the message may call tools.
+    calls: Option<Calls>,
     /// None where nothing is generated, or no more.
     seat: Option<Seat>,
 }
@@ -96,12 +98,18 @@ impl Reply {
             reply: self,
             choice,
             teller: Teller::new(&self.ask, tokenizer, &self.serving.special),
+            calls: self.ask.calls(choice),
             seat,
         }
     }
 
     fn document(&self, choices: Vec<Value>) -> Value {
         document((&self.id, &self.serving.served.name), &self.ask, choices)
+    }
+
+    /// Ids of the prompts.
+    pub(crate) fn read(&self) -> usize {
+        self.ask.prompts.iter().map(Vec::len).sum()
     }
 
     fn usage(&self) -> Value {
@@ -129,7 +137,7 @@ fn seat(owner: &Owner, ask: &Ask, choice: usize) -> Option<Seat> {
         tokens_max: ask.tokens_max,
         stop_ids: ask.stop_ids.clone(),
     };
-    let watched = ask.stream || !ask.stops.is_empty();
+    let watched = ask.stream || ask.one_call || !ask.stops.is_empty();
     (ask.tokens_max > 0).then(|| owner.generate(request(), watched))
 }
 
@@ -150,23 +158,41 @@ impl Saying<'_> {
         };
         match seat.next().await? {
             Told::Drawn(drawn) => {
-                let (piece, stopped) = self.teller.drawn(&drawn);
+                let (mut piece, stopped) = self.teller.drawn(&drawn);
                 let generated = &self.reply.generated;
                 generated.fetch_add(piece.length(), Ordering::Relaxed);
-                if stopped {
+                let finish = self.heard(&mut piece, stopped.then_some("stop"));
+                if finish.is_some() {
                     self.seat = None;
                 }
-                Ok((piece, stopped.then_some("stop")))
+                Ok((piece, finish))
             }
             Told::Ended(finish) => {
-                let (piece, stopped) = self.teller.rest();
+                let (mut piece, stopped) = self.teller.rest();
                 let finish = if stopped {
                     "stop"
                 } else {
                     finish_reason(finish)
                 };
-                Ok((piece, Some(finish)))
+                let finish = self.heard(&mut piece, Some(finish));
+                Ok((piece, finish))
             }
+        }
+    }
+
+    /// Takes calls out of a piece; returns how the message ends, if it does.
+    fn heard(&mut self, piece: &mut Piece, finish: Option<&'static str>) -> Option<&'static str> {
+        let Some(calls) = &mut self.calls else {
+            return finish;
+        };
+        let is_over = piece.hear(calls);
+        if finish.is_some() {
+            piece.add(&calls.rest());
+        }
+        match finish {
+            _ if is_over => Some("tool_calls"),
+            Some("stop") if calls.found() > 0 => Some("tool_calls"),
+            finish => finish,
         }
     }
 
@@ -211,9 +237,9 @@ impl Saying<'_> {
     }
 }
 
-/// The answer as events: those of all choices as they come, the counts if they are asked for, and the
-/// end.
-pub(crate) fn events(reply: Reply, seats: Vec<Option<Seat>>) -> impl Stream<Item = Event> {
+/// The answer in pieces: those of all choices as they come, the counts if they are asked for, and null at
+/// the end.
+pub(crate) fn pieces(reply: Reply, seats: Vec<Option<Seat>>) -> impl Stream<Item = Value> {
     let (events, receiver) = mpsc::channel(seats.len().max(1));
     let telling = async move {
         let choices = seats.into_iter().enumerate();
@@ -232,11 +258,7 @@ pub(crate) fn events(reply: Reply, seats: Vec<Option<Seat>>) -> impl Stream<Item
     };
     let receiving = stream::unfold(receiver, |mut receiver| async move {
         let said: Value = receiver.recv().await?;
-        let data = match said.is_null() {
-            true => "[DONE]".to_owned(),
-            false => said.to_string(),
-        };
-        Some((Event::default().data(data), receiver))
+        Some((said, receiver))
     });
     // The work is part of the stream: whoever drops it drops the seats.
     let working = stream::once(telling).filter_map(|()| async { None });

@@ -1,20 +1,23 @@
 //! The HTTP server: who may ask, how much at once, and how it ends.
 
 use crate::ask::{Ask, Form};
+use crate::fields::Fields;
+use crate::messages;
 use crate::owner::Owner;
 use crate::refusal::Refusal;
-use crate::reply::{Reply, ServedPolicy, Serving, events};
+use crate::reply::{Reply, ServedPolicy, Serving, pieces};
 use crate::spelling::Special;
 use agentgym_model::EngineOptions;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::response::sse::{KeepAlive, Sse};
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::serve::ListenerExt;
 use bytes::Bytes;
 use futures::StreamExt;
+use futures::stream::{Stream, iter};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -32,6 +35,8 @@ const BODIES_MAX: usize = 32;
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// Known tokens (prefill) of a step.
 const PREFILL_TOKENS: usize = 512;
+/// Anthropic's route.
+const MESSAGES: &str = "/v1/messages";
 /// How long connections may take to close once everything is answered.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -172,6 +177,10 @@ async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     match answered(&app, &parts, body).await {
         Ok(response) => response,
+        Err(refusal) if parts.uri.path() == MESSAGES => {
+            let document = messages::error(&refusal.document());
+            refusal.response(&document)
+        }
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -189,7 +198,7 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
     check_key(app, &parts.headers)?;
     let form = match path {
         "/v1/completions" => Form::Completion,
-        "/v1/chat/completions" => Form::Chat,
+        "/v1/chat/completions" | MESSAGES => Form::Chat,
         _ => return models(app, parts),
     };
     if parts.method != Method::POST {
@@ -198,16 +207,35 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
     if app.leaving.load(Ordering::SeqCst) {
         return Err(Refusal::leaving());
     }
-    let ask = read(app, form, body).await?;
+    let is_openai = path != MESSAGES;
+    let ask = read(app, (form, is_openai), body).await?;
     let held = take_places(app, ask.places())?;
     let streams = ask.stream;
     let (reply, seats) = Reply::begin(Arc::clone(&app.serving), ask, held).await?;
-    if !streams {
-        return Ok(document(&reply.whole(seats).await?));
+    match (streams, is_openai) {
+        (false, true) => Ok(document(&reply.whole(seats).await?)),
+        (false, false) => Ok(document(&messages::answer(&reply.whole(seats).await?))),
+        (true, true) => Ok(sent(pieces(reply, seats).map(|piece| {
+            let data = match piece.is_null() {
+                true => "[DONE]".to_owned(),
+                false => piece.to_string(),
+            };
+            Event::default().data(data)
+        }))),
+        (true, false) => {
+            let mut events = messages::Events::new(reply.read() as u64);
+            let all = pieces(reply, seats).flat_map(move |piece| iter(events.of(&piece)));
+            Ok(sent(all.map(|event| {
+                let name = event["type"].as_str().unwrap_or_default();
+                Event::default().event(name).data(event.to_string())
+            })))
+        }
     }
-    let events = events(reply, seats).map(Ok::<_, Infallible>);
-    let sse = Sse::new(events).keep_alive(KeepAlive::default());
-    Ok(sse.into_response())
+}
+
+fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+    let events = Sse::new(events.map(Ok::<_, Infallible>));
+    events.keep_alive(KeepAlive::default()).into_response()
 }
 
 fn wrong_method(path: &str, method: &str) -> Refusal {
@@ -239,7 +267,8 @@ fn models(app: &App, parts: &Parts) -> Result<Response, Refusal> {
         Some(_) => return Err(Refusal::no_model(format!("the policy here is {name:?}"))),
         None => {
             let message = format!(
-                "there is no {path}; there are /v1/completions, /v1/chat/completions, /v1/models and /health"
+                "there is no {path}; there are /v1/completions, /v1/chat/completions, {MESSAGES}, /v1/models \
+                 and /health"
             );
             return Err(Refusal::status(StatusCode::NOT_FOUND, message));
         }
@@ -255,21 +284,22 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(key) = &app.key else {
         return Ok(());
     };
-    let given = headers.get(header::AUTHORIZATION);
-    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let given = given.unwrap_or_default();
+    let bearer = headers.get(header::AUTHORIZATION);
+    let bearer = bearer.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let own = || headers.get("x-api-key").map(|value| value.as_bytes());
+    let given = bearer.or_else(own).unwrap_or_default();
     let differ = (given.iter().zip(key.as_bytes())).fold(0, |all, (x, y)| all | (x ^ y));
     match given.len() == key.len() && differ == 0 {
         true => Ok(()),
         false => {
-            let message = "this server wants its key, as bearer";
+            let message = "this server wants its key, as bearer or x-api-key";
             Err(Refusal::status(StatusCode::UNAUTHORIZED, message))
         }
     }
 }
 
 /// Reads a body, and what it asks for.
-async fn read(app: &App, form: Form, body: Body) -> Result<Ask, Refusal> {
+async fn read(app: &App, (form, is_openai): (Form, bool), body: Body) -> Result<Ask, Refusal> {
     let reading = async {
         let permit = app.bodies.acquire().await;
         let body = to_bytes(body, BODY_BYTES_MAX).await;
@@ -285,8 +315,12 @@ async fn read(app: &App, form: Form, body: Body) -> Result<Ask, Refusal> {
     })?;
     let serving = Arc::clone(&app.serving);
     let read = move || {
-        let served = &serving.served;
-        Ask::read(form, &body, (&served.policy, &served.name))
+        let (served, fields) = (&serving.served, Fields::parse(&body)?);
+        let fields = match is_openai {
+            true => fields,
+            false => messages::chat_fields(fields)?,
+        };
+        Ask::read(form, fields, (&served.policy, &served.name))
     };
     let read = tokio::task::spawn_blocking(read).await;
     read.map_err(|e| Refusal::failed(format!("reading the request: {e}")))?

@@ -88,15 +88,20 @@ fn open_at_end(text: &str) -> usize {
 pub(crate) struct Stops {
     /// What may be the beginning of one.
     held: String,
+    /// The one that was found.
+    pub(crate) found: Option<String>,
 }
 
 impl Stops {
     /// Takes text; returns what can be told, and whether a stop was found.
     pub(crate) fn push(&mut self, stops: &[String], text: &str) -> (String, bool) {
         self.held.push_str(text);
-        let found = stops.iter().filter_map(|stop| self.held.find(stop));
-        if let Some(at) = found.min() {
+        let found = stops
+            .iter()
+            .filter_map(|stop| Some((self.held.find(stop)?, stop)));
+        if let Some((at, stop)) = found.min_by_key(|(at, _)| *at) {
             self.held.truncate(at);
+            self.found = Some(stop.clone());
             return (std::mem::take(&mut self.held), true);
         }
         let ends = |stop: &String| {

@@ -5,6 +5,7 @@ mod evaluations;
 mod limits;
 mod rollouts;
 mod server;
+mod tools;
 
 use crate::bad_input::{Scene, refused};
 use agentgym_model::{ComputeOptions, Device, Message, Policy, Role, ScoreRequest, score};

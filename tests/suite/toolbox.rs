@@ -35,7 +35,7 @@ fn ask(store: &Path, words: &[&str]) -> String {
 }
 
 /// A policy that solves some of those tasks, as a folder whose template has tools; made once.
-fn warmed() -> &'static str {
+pub(crate) fn warmed() -> &'static str {
     static WARMED: OnceLock<(TempDir, String)> = OnceLock::new();
     let make = || {
         let folder = TempDir::new().unwrap();
@@ -52,14 +52,15 @@ fn warmed() -> &'static str {
             folder.path(),
             &["export", RUN, "--iteration", "0", "--to", &to],
         );
-        let path = format!("actor_rollout_ref.model.path={to}/policy_after");
-        (folder, path)
+        (folder, format!("{to}/policy_after"))
     };
     &WARMED.get_or_init(make).1
 }
 
 fn options<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    [&SHORT, &[warmed()][..], more].concat()
+    static PATH: OnceLock<String> = OnceLock::new();
+    let path = PATH.get_or_init(|| format!("actor_rollout_ref.model.path={}", warmed()));
+    [&SHORT, &[&**path][..], more].concat()
 }
 
 fn run(store: &Path, more: &[&str]) -> Command {

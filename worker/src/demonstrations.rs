@@ -156,10 +156,7 @@ impl Conversation {
                 "has nothing to imitate: loss is false on every gpt message".into(),
             ));
         }
-        let message = |at: usize| Message {
-            role: roles[at],
-            content: self.conversations[at].value.clone(),
-        };
+        let message = |at: usize| Message::new(roles[at], &*self.conversations[at].value);
         if first == 0 || roles[first - 1] != Role::User {
             return Err(bad(format!(
                 "message {first} is a reply to nothing; a human message must come before it"

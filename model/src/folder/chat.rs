@@ -19,13 +19,13 @@ use self::environment::{Compiled, INSTRUCTIONS_MAX};
 use self::guard::{GUARD, Guarded};
 use self::limit::Limited;
 use self::message::{CLOSE, OPEN};
-pub use self::message::{Message, Role};
+pub use self::message::{Message, Role, ToolCall};
 pub use self::settings::{TEMPLATE_DATE, TemplateSettings};
 use self::settings::{VARIABLE, asks_for_date};
 use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt};
 use crate::{Error, Result};
 use minijinja::ErrorKind;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -154,27 +154,23 @@ impl Chat {
     /// The conversation as text, with the opening of the next reply if
     /// `add_generation_prompt`.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let contents = messages.iter().map(|message| message.content.len()).sum();
-        self.rendered(
-            &serde_json::json!(messages),
-            contents,
-            add_generation_prompt,
-        )
+        let values = (&json!(messages), &self.tools);
+        self.rendered(values, contents(messages), add_generation_prompt)
     }
 
-    /// [`Self::render`] of messages with `contents` bytes of content.
+    /// [`Self::render`] of messages with `contents` bytes of content, and of tools.
     fn rendered(
         &self,
-        messages: &Json,
+        (messages, tools): (&Json, &Json),
         contents: usize,
         add_generation_prompt: bool,
     ) -> Result<String> {
         // Templates test tools and documents with `is not none`, which an undefined
         // name would pass.
-        let context = serde_json::json!({
+        let context = json!({
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": self.tools,
+            "tools": tools,
             "documents": null,
         });
         let mut context = context.as_object().cloned().unwrap_or_default();
@@ -224,8 +220,9 @@ impl Chat {
         ids_max: usize,
     ) -> Result<Option<Vec<u32>>> {
         let mut messages = messages.to_vec();
-        let guarded = Guarded::new(&mut messages, &self.guarded);
-        let text = self.render(&messages, true)?;
+        let mut guarded = Guarded::new(&mut messages, &self.guarded);
+        let tools = guarded.guard_json(&self.tools, &self.guarded);
+        let text = self.rendered((&json!(messages), &tools), contents(&messages), true)?;
         let parts = guarded.parts(&text);
         match exceeds(tokenizer, &parts, ids_max) {
             true => Ok(None),
@@ -401,6 +398,16 @@ impl Chat {
             message,
         }
     }
+}
+
+/// Bytes that a template is given of messages.
+fn contents(messages: &[Message]) -> usize {
+    let bytes = |message: &Message| {
+        let calls = message.tool_calls.iter();
+        let calls: usize = calls.map(|call| json!(call).to_string().len()).sum();
+        message.content.len() + calls
+    };
+    messages.iter().map(bytes).sum()
 }
 
 fn placeholder(name: &str) -> String {

@@ -71,10 +71,7 @@ fn recomputed(policy: &Path) -> f64 {
     let (mut sum, mut tokens) = (0.0, 0);
     for row in 40..46 {
         let (question, answer) = words(row);
-        let message = Message {
-            role: Role::User,
-            content: question,
-        };
+        let message = Message::new(Role::User, question);
         let mut ids = chat.prompt_ids(tokenizer, &[message]).unwrap();
         let prompt = ids.len();
         ids.extend(tokenizer.encode_ordinary(&answer).unwrap());

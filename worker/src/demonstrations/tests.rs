@@ -78,10 +78,7 @@ fn the_tokens_are_those_of_the_template() {
     let messages: Vec<Message> = conversation
         .conversations
         .iter()
-        .map(|l| Message {
-            role: role(l).unwrap(),
-            content: l.value.clone(),
-        })
+        .map(|l| Message::new(role(l).unwrap(), &*l.value))
         .collect();
     let rendered = policy.chat().render(&messages, false).unwrap();
     let text = policy.tokenizer().decode(&encoded.token_ids, false);

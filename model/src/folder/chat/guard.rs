@@ -6,6 +6,7 @@
 
 use super::{CLOSE, Message};
 use crate::folder::tokenizer::{Needles, Part};
+use serde_json::{Map, Value as Json};
 
 /// The start of the placeholder of a special string in a content. Its first character
 /// does not occur in it again, so that no two placeholders overlap.
@@ -21,19 +22,46 @@ impl Guarded {
     /// Replaces every occurrence of one of the `guarded` strings in contents by a
     /// placeholder; those are the special strings, and [`GUARD`].
     pub(super) fn new(messages: &mut [Message], guarded: &Needles) -> Self {
-        let mut originals = Vec::new();
+        let mut all = Guarded::default();
         for message in messages {
-            let content = std::mem::take(&mut message.content);
-            let mut end = 0;
-            for (start, found) in guarded.all(&content) {
-                message.content.push_str(&content[end..start]);
-                message.content.push_str(&mark(originals.len()));
-                originals.push(found.to_owned());
-                end = start + found.len();
+            message.content = all.guard(&message.content, guarded);
+            for call in &mut message.tool_calls {
+                call.name = all.guard(&call.name, guarded);
+                call.arguments = all.guard_map(&call.arguments, guarded);
             }
-            message.content.push_str(&content[end..]);
         }
-        Guarded { originals }
+        all
+    }
+
+    fn guard(&mut self, text: &str, guarded: &Needles) -> String {
+        let (mut safe, mut end) = (String::with_capacity(text.len()), 0);
+        for (start, found) in guarded.all(text) {
+            safe.push_str(&text[end..start]);
+            safe.push_str(&mark(self.originals.len()));
+            self.originals.push(found.to_owned());
+            end = start + found.len();
+        }
+        safe + &text[end..]
+    }
+
+    /// The same for all texts of a JSON value, names of fields included.
+    pub(super) fn guard_json(&mut self, value: &Json, guarded: &Needles) -> Json {
+        match value {
+            Json::String(text) => Json::String(self.guard(text, guarded)),
+            Json::Array(all) => all
+                .iter()
+                .map(|one| self.guard_json(one, guarded))
+                .collect(),
+            Json::Object(all) => Json::Object(self.guard_map(all, guarded)),
+            other => other.clone(),
+        }
+    }
+
+    fn guard_map(&mut self, all: &Map<String, Json>, guarded: &Needles) -> Map<String, Json> {
+        let fields = all.iter();
+        fields
+            .map(|(name, value)| (self.guard(name, guarded), self.guard_json(value, guarded)))
+            .collect()
     }
 
     /// Rendered text with the special strings of contents back in place, untrusted.

@@ -1,5 +1,9 @@
 //! A message of a conversation, and the delimiters of placeholders.
 
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
+use serde_json::{Map, Value as Json, json};
+
 /// The speaker of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -21,6 +25,30 @@ pub struct Message {
     pub role: Role,
     /// The text; special strings in it are never trusted.
     pub content: String,
+    /// Calls that the template writes behind the text. What a policy says here holds its calls as text;
+    /// these are of a conversation that a client of an API sends.
+    #[serde(default, skip_deserializing, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The tool.
+    pub name: String,
+    /// Its arguments by name, in the order in which they are written.
+    pub arguments: Map<String, Json>,
+}
+
+impl Serialize for ToolCall {
+    /// As templates read it.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let function = json!({"name": self.name, "arguments": self.arguments});
+        let mut call = serializer.serialize_struct("ToolCall", 2)?;
+        call.serialize_field("type", "function")?;
+        call.serialize_field("function", &function)?;
+        call.end()
+    }
 }
 
 impl Message {
@@ -29,6 +57,7 @@ impl Message {
         Message {
             role,
             content: content.into(),
+            tool_calls: Vec::new(),
         }
     }
 }

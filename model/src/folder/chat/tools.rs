@@ -66,7 +66,7 @@ impl Chat {
             {"role": "user", "content": "task"},
             {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
         ]);
-        let text = self.rendered(&messages, 0, false)?;
+        let text = self.rendered((&messages, &self.tools), 0, false)?;
         let (open, close) = CALL;
         if self
             .special

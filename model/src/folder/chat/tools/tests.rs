@@ -1,6 +1,6 @@
 //! Tools in a template, against transformers and against templates that have no place for them.
 
-use crate::folder::chat::{Chat, Message, Role};
+use crate::folder::chat::{Chat, Message, Role, ToolCall};
 use crate::tiny_text::{Template, chat};
 use crate::{Error, Tokenizer};
 use serde_json::{Value as Json, json};
@@ -19,6 +19,22 @@ fn tokenizer() -> Tokenizer {
 
 fn tools() -> Json {
     golden()["tools"].clone()
+}
+
+/// Messages of OpenAI's API.
+fn structured(messages: &Json) -> Vec<Message> {
+    let call = |call: &Json| ToolCall {
+        name: call["function"]["name"].as_str().unwrap().to_owned(),
+        arguments: call["function"]["arguments"].as_object().unwrap().clone(),
+    };
+    let message = |message: &Json| {
+        let calls = message["tool_calls"].as_array().into_iter().flatten();
+        Message {
+            tool_calls: calls.map(call).collect(),
+            ..serde_json::from_value(message.clone()).unwrap()
+        }
+    };
+    messages.as_array().unwrap().iter().map(message).collect()
 }
 
 fn of(template: &str) -> Chat {
@@ -41,8 +57,9 @@ fn text_and_ids_are_those_of_transformers_turn_by_turn() {
     let plain = chat(Template::Tools);
     let calling = plain.with_tools(&golden["tools"]).unwrap();
     assert_eq!(calling.render(&messages, true).unwrap(), golden["text"]);
-    let structured = calling.rendered(&golden["structured_messages"], 0, false);
-    assert_eq!(structured.unwrap(), golden["structured"]);
+    let structured = structured(&golden["structured_messages"]);
+    let text = calling.render(&structured, false);
+    assert_eq!(text.unwrap(), golden["structured"]);
     assert_eq!(
         plain.render(&messages[..1], true).unwrap(),
         golden["without_tools"]
@@ -84,6 +101,45 @@ fn an_answer_is_a_tool_message_and_a_person_still_speaks_for_itself() {
     );
     let end = calling.end_of_turn_id(&tokenizer).unwrap();
     assert_eq!(ids.unwrap().iter().filter(|id| **id == end).count(), 1);
+}
+
+/// Whoever describes a tool or sends a call writes ordinary text, whatever it looks like.
+#[test]
+fn tools_and_calls_hold_no_special_tokens() {
+    let (tokenizer, chat) = (tokenizer(), chat(Template::Tools));
+    let ends = |ids: &[u32]| {
+        let end = tokenizer.special_tokens()["<|im_end|>"];
+        ids.iter().filter(|id| **id == end).count()
+    };
+    let conversation = |text: &str| {
+        let parameters = json!({"type": "object", "properties": {text: {"type": "string", "description": text}}});
+        let tools = json!([{"type": "function", "function":
+            {"name": "get", "description": text, "parameters": parameters}}]);
+        let mut call = Message::new(Role::Assistant, text);
+        call.tool_calls.push(ToolCall {
+            name: format!("get{text}"),
+            arguments: [(text.to_owned(), json!([text, {"deep": text}]))]
+                .into_iter()
+                .collect(),
+        });
+        let messages = [
+            Message::new(Role::User, "Go."),
+            call,
+            Message::new(Role::Tool, text),
+        ];
+        chat.with_tools(&tools)
+            .unwrap()
+            .prompt_ids(&tokenizer, &messages)
+            .unwrap()
+    };
+    let (plain, spelled) = (conversation("plain"), conversation("a<|im_end|>b"));
+    assert_eq!(ends(&plain), ends(&spelled));
+    let text = tokenizer.decode(&spelled, false);
+    assert_eq!(
+        text.matches("<|im_end|>").count(),
+        ends(&spelled) + 9,
+        "{text}"
+    );
 }
 
 #[test]
