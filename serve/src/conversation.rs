@@ -18,21 +18,18 @@ pub(crate) fn conversation(fields: &Fields, policy: &Policy) -> Result<(Vec<u32>
     }
     let tools = tools(fields)?;
     let calls = |message: &Message| message.role == Role::Tool || !message.tool_calls.is_empty();
-    let offering = match &tools {
-        Some(tools) => Some((tools, "tools")),
-        None => messages
-            .iter()
-            .any(calls)
-            .then_some((&*ANY_TOOL, "messages")),
-    };
-    let offering = offering.map(|(tools, field)| {
+    let offering = |tools: &Value, field| {
         let offering = policy.chat().with_tools(tools);
         offering.map_err(|e| Refusal::bad(field, e.to_string()))
-    });
-    let offering = offering.transpose()?;
-    let chat = match &offering {
-        Some(offering) if tools.is_some() => offering,
-        _ => policy.chat(),
+    };
+    let chat = match &tools {
+        Some(tools) => &offering(tools, "tools")?,
+        None => {
+            if messages.iter().any(calls) {
+                offering(&ANY_TOOL, "messages")?;
+            }
+            policy.chat()
+        }
     };
     let context = policy.config().max_position_embeddings;
     let ids = chat
@@ -53,7 +50,7 @@ static ANY_TOOL: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| {
     json!([{"type": "function", "function": function}])
 });
 
-/// The tools that the policy is told of. `strict` is a word to the server.
+/// The tools that the policy is told of, the fields of each in one order. `strict` is a word to the server.
 fn tools(fields: &Fields) -> Result<Option<Value>, Refusal> {
     match fields.get("tool_choice") {
         None => {}
@@ -90,7 +87,17 @@ fn tools(fields: &Fields) -> Result<Option<Value>, Refusal> {
             return Err(bad("the parameters of a tool must be a JSON schema"));
         }
         function.shift_remove("strict");
-        Ok(json!({"type": "function", "function": function}))
+        // Clients differ in the order; policies were taught this one.
+        let mut ordered = Map::new();
+        for name in ["name", "description", "parameters"] {
+            ordered.extend(
+                function
+                    .shift_remove(name)
+                    .map(|value| (name.to_owned(), value)),
+            );
+        }
+        ordered.extend(function);
+        Ok(json!({"type": "function", "function": ordered}))
     };
     all.iter().map(tool).collect::<Result<Value, _>>().map(Some)
 }

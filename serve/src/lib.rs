@@ -13,6 +13,7 @@ mod messages;
 mod owner;
 mod refusal;
 mod reply;
+mod responses;
 mod server;
 mod spelling;
 

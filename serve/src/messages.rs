@@ -166,7 +166,8 @@ pub(crate) fn answer(found: &Value) -> Value {
         let input: Value = serde_json::from_str(arguments).unwrap_or(Value::Null);
         json!({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": input})
     });
-    let mut message = begun(found, found["usage"]["prompt_tokens"].as_u64().unwrap_or(0));
+    let mut message = begun(found, 0);
+    message["usage"]["input_tokens"] = found["usage"]["prompt_tokens"].clone();
     message["content"] = said.into_iter().chain(calls).collect();
     (message["stop_reason"], message["stop_sequence"]) = end(choice);
     message["usage"]["output_tokens"] = found["usage"]["completion_tokens"].clone();
@@ -174,7 +175,7 @@ pub(crate) fn answer(found: &Value) -> Value {
 }
 
 /// A message of which nothing was said.
-fn begun(found: &Value, read: u64) -> Value {
+fn begun(found: &Value, read: usize) -> Value {
     let id = found["id"].as_str().unwrap_or_default();
     json!({
         "id": id.replace("chatcmpl-", "msg_"), "type": "message", "role": "assistant", "model": found["model"],
@@ -198,9 +199,9 @@ fn end(choice: &Value) -> (Value, Value) {
 /// Turns the pieces of a stream in OpenAI's form into the events of Anthropic's.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Ids of the prompt.
-    read: u64,
-    said: u64,
+    /// Ids of the prompt, and of the message so far.
+    read: usize,
+    said: usize,
     is_begun: bool,
     /// Blocks so far; the last one is open where `is_open`.
     blocks: u64,
@@ -208,7 +209,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(read: u64) -> Self {
+    pub(crate) fn new(read: usize) -> Self {
         Self {
             read,
             said: 0,
@@ -231,9 +232,7 @@ impl Events {
             self.is_begun = true;
             all.push(json!({"type": "message_start", "message": begun(piece, self.read)}));
         }
-        self.said += choice["token_ids"]
-            .as_array()
-            .map_or(0, |ids| ids.len() as u64);
+        self.said += choice["token_ids"].as_array().map_or(0, Vec::len);
         let text = choice["delta"]["content"].as_str().unwrap_or_default();
         if !text.is_empty() {
             if !self.is_open {

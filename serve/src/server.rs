@@ -2,11 +2,11 @@
 
 use crate::ask::{Ask, Form};
 use crate::fields::Fields;
-use crate::messages;
 use crate::owner::Owner;
 use crate::refusal::Refusal;
 use crate::reply::{Reply, ServedPolicy, Serving, pieces};
 use crate::spelling::Special;
+use crate::{messages, responses};
 use agentgym_model::EngineOptions;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -35,8 +35,6 @@ const BODIES_MAX: usize = 32;
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// Known tokens (prefill) of a step.
 const PREFILL_TOKENS: usize = 512;
-/// Anthropic's route.
-const MESSAGES: &str = "/v1/messages";
 /// How long connections may take to close once everything is answered.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -173,11 +171,36 @@ async fn over(ended: &mut watch::Receiver<bool>) {
     let _ = ended.wait_for(|ended| *ended).await;
 }
 
+/// What is posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    Completions,
+    Chat,
+    /// Anthropic's form of a chat.
+    Messages,
+    /// OpenAI's newer form.
+    Responses,
+}
+
+impl Route {
+    const ALL: [(&str, Self); 4] = [
+        ("/v1/completions", Self::Completions),
+        ("/v1/chat/completions", Self::Chat),
+        ("/v1/messages", Self::Messages),
+        ("/v1/responses", Self::Responses),
+    ];
+
+    fn of(path: &str) -> Option<Self> {
+        let found = Self::ALL.iter().find(|(own, _)| *own == path);
+        found.map(|(_, route)| *route)
+    }
+}
+
 async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     match answered(&app, &parts, body).await {
         Ok(response) => response,
-        Err(refusal) if parts.uri.path() == MESSAGES => {
+        Err(refusal) if Route::of(parts.uri.path()) == Some(Route::Messages) => {
             let document = messages::error(&refusal.document());
             refusal.response(&document)
         }
@@ -196,10 +219,8 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
         return health(app);
     }
     check_key(app, &parts.headers)?;
-    let form = match path {
-        "/v1/completions" => Form::Completion,
-        "/v1/chat/completions" | MESSAGES => Form::Chat,
-        _ => return models(app, parts),
+    let Some(route) = Route::of(path) else {
+        return models(app, parts);
     };
     if parts.method != Method::POST {
         return Err(wrong_method(path, "POST"));
@@ -207,30 +228,43 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
     if app.leaving.load(Ordering::SeqCst) {
         return Err(Refusal::leaving());
     }
-    let is_openai = path != MESSAGES;
-    let ask = read(app, (form, is_openai), body).await?;
+    let (ask, repeated) = read(app, route, body).await?;
     let held = take_places(app, ask.places())?;
     let streams = ask.stream;
     let (reply, seats) = Reply::begin(Arc::clone(&app.serving), ask, held).await?;
-    match (streams, is_openai) {
-        (false, true) => Ok(document(&reply.whole(seats).await?)),
-        (false, false) => Ok(document(&messages::answer(&reply.whole(seats).await?))),
-        (true, true) => Ok(sent(pieces(reply, seats).map(|piece| {
-            let data = match piece.is_null() {
-                true => "[DONE]".to_owned(),
-                false => piece.to_string(),
-            };
-            Event::default().data(data)
-        }))),
-        (true, false) => {
-            let mut events = messages::Events::new(reply.read() as u64);
-            let all = pieces(reply, seats).flat_map(move |piece| iter(events.of(&piece)));
-            Ok(sent(all.map(|event| {
-                let name = event["type"].as_str().unwrap_or_default();
-                Event::default().event(name).data(event.to_string())
-            })))
-        }
+    if !streams {
+        let found = reply.whole(seats).await?;
+        return Ok(document(&match route {
+            Route::Completions | Route::Chat => found,
+            Route::Messages => messages::answer(&found),
+            Route::Responses => responses::answer(repeated, &found),
+        }));
     }
+    let read = reply.read();
+    let mut events: Box<dyn FnMut(&Value) -> Vec<Value> + Send> = match route {
+        Route::Messages => {
+            let mut events = messages::Events::new(read);
+            Box::new(move |piece| events.of(piece))
+        }
+        Route::Responses => {
+            let mut events = responses::Events::new(repeated, read);
+            Box::new(move |piece| events.of(piece))
+        }
+        Route::Completions | Route::Chat => {
+            return Ok(sent(pieces(reply, seats).map(|piece| {
+                let data = match piece.is_null() {
+                    true => "[DONE]".to_owned(),
+                    false => piece.to_string(),
+                };
+                Event::default().data(data)
+            })));
+        }
+    };
+    let all = pieces(reply, seats).flat_map(move |piece| iter(events(&piece)));
+    Ok(sent(all.map(|event| {
+        let name = event["type"].as_str().unwrap_or_default();
+        Event::default().event(name).data(event.to_string())
+    })))
 }
 
 fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
@@ -267,8 +301,8 @@ fn models(app: &App, parts: &Parts) -> Result<Response, Refusal> {
         Some(_) => return Err(Refusal::no_model(format!("the policy here is {name:?}"))),
         None => {
             let message = format!(
-                "there is no {path}; there are /v1/completions, /v1/chat/completions, {MESSAGES}, /v1/models \
-                 and /health"
+                "there is no {path}; there are {}, /v1/models and /health",
+                Route::ALL.map(|(path, _)| path).join(", ")
             );
             return Err(Refusal::status(StatusCode::NOT_FOUND, message));
         }
@@ -299,7 +333,8 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Reads a body, and what it asks for.
-async fn read(app: &App, (form, is_openai): (Form, bool), body: Body) -> Result<Ask, Refusal> {
+/// With it comes what the answer repeats of it.
+async fn read(app: &App, route: Route, body: Body) -> Result<(Ask, Value), Refusal> {
     let reading = async {
         let permit = app.bodies.acquire().await;
         let body = to_bytes(body, BODY_BYTES_MAX).await;
@@ -316,11 +351,15 @@ async fn read(app: &App, (form, is_openai): (Form, bool), body: Body) -> Result<
     let serving = Arc::clone(&app.serving);
     let read = move || {
         let (served, fields) = (&serving.served, Fields::parse(&body)?);
-        let fields = match is_openai {
-            true => fields,
-            false => messages::chat_fields(fields)?,
+        let repeated = responses::repeated(&fields);
+        let (form, fields) = match route {
+            Route::Completions => (Form::Completion, fields),
+            Route::Chat => (Form::Chat, fields),
+            Route::Messages => (Form::Chat, messages::chat_fields(fields)?),
+            Route::Responses => (Form::Chat, responses::chat_fields(fields)?),
         };
-        Ask::read(form, fields, (&served.policy, &served.name))
+        let ask = Ask::read(form, fields, (&served.policy, &served.name))?;
+        Ok((ask, repeated))
     };
     let read = tokio::task::spawn_blocking(read).await;
     read.map_err(|e| Refusal::failed(format!("reading the request: {e}")))?

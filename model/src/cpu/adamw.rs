@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use rayon::prelude::*;
 
 use crate::cpu::gradients::Gradients;
-use crate::folder::parameter::{is_dense, numbers, transpose};
+use crate::folder::parameter::{check_finite, is_dense, numbers, transpose};
 use crate::folder::tensor_file::{self, Entries, TensorFile};
 use crate::kernels::vectorised;
 use crate::parallel::{self, ComputeOptions};
@@ -130,7 +130,7 @@ impl AdamWState {
             if let Some(old) = weights.get(name) {
                 let pass = step.pass(&moments.shape);
                 if !pass.run(old.numbers(), &mut numbers, moments) {
-                    tensor_file::check_finite(name, &numbers)?;
+                    check_finite(name, &numbers)?;
                 }
             }
             Ok((*name, numbers))

@@ -3,9 +3,8 @@
 use half::{bf16, f16};
 use std::sync::Arc;
 
-use crate::Result;
+use crate::Error;
 use crate::folder::names::{FACTOR_A, FACTOR_B, HEAD};
-use crate::folder::tensor_file::check_finite;
 use crate::spare::{room, zeros};
 
 /// One parameter: f32 numbers in the in-memory layout, shared between clones.
@@ -41,7 +40,7 @@ impl Parameter {
 
     /// Rounds each number to the nearest of bf16, in place where no clone shares the numbers; one
     /// whose numbers are all of bf16 stays shared.
-    pub(crate) fn round(&mut self, name: &str) -> Result<()> {
+    pub(crate) fn round(&mut self, name: &str) -> crate::Result<()> {
         if self
             .numbers
             .iter()
@@ -123,10 +122,7 @@ pub(crate) fn transpose_strip(
 }
 
 /// The f32 numbers of a file's tensor.
-pub(crate) fn numbers(
-    dtype: safetensors::Dtype,
-    data: &[u8],
-) -> std::result::Result<Vec<f32>, String> {
+pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
     let halves = || {
         data.as_chunks::<2>()
             .0
@@ -149,8 +145,22 @@ pub(crate) fn numbers(
     Ok(numbers)
 }
 
+/// Refuses numbers that are not finite.
+pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> crate::Result<()> {
+    // No branch in the loop, so that it runs at memory bandwidth.
+    let finite = |all: bool, x: &f32| all & x.is_finite();
+    if numbers.iter().fold(true, finite) {
+        return Ok(());
+    }
+    Err(Error::NotFinite {
+        tensor: name.to_owned(),
+        found: numbers.iter().filter(|x| !x.is_finite()).count(),
+        all: numbers.len(),
+    })
+}
+
 /// Refuses a type that [`numbers`] does not read.
-pub(crate) fn check_type(dtype: safetensors::Dtype) -> std::result::Result<(), String> {
+pub(crate) fn check_type(dtype: safetensors::Dtype) -> Result<(), String> {
     use safetensors::Dtype::{BF16, F16, F32};
     match dtype {
         F32 | BF16 | F16 => Ok(()),

@@ -12,7 +12,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::{Map, Value, json};
 
-use crate::folder::parameter::{STRIP, is_dense, transpose_strip};
+use crate::folder::parameter::{STRIP, check_finite, is_dense, transpose_strip};
 use crate::{Error, Result};
 
 /// Bytes of the header's length, which is at the start of a file.
@@ -136,20 +136,6 @@ impl Entry<'_> {
         }
         &bytes[..numbers.len() * self.dtype.bytes()]
     }
-}
-
-/// Refuses numbers that are not finite.
-pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
-    // No branch in the loop, so that it runs at memory bandwidth.
-    let finite = |all: bool, x: &f32| all & x.is_finite();
-    if numbers.iter().fold(true, finite) {
-        return Ok(());
-    }
-    Err(Error::NotFinite {
-        tensor: name.to_owned(),
-        found: numbers.iter().filter(|x| !x.is_finite()).count(),
-        all: numbers.len(),
-    })
 }
 
 /// A tensor as a file's header lists it.

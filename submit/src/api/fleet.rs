@@ -443,7 +443,8 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Ledger> 
     }
     let played = state.book.rows().filter_map(|(_, row)| row.played());
     let solved: f64 = played.map(|of| of.success * of.episodes as f64).sum();
-    let solved = solved.round();
+    // The sum of nothing is −0.
+    let solved = solved.round() + 0.0;
     let stages = stages.iter().map(|(stage, account)| StageLine {
         stage: stage.clone(),
         spent: account.spent(),

@@ -327,6 +327,149 @@ async fn anthropics_messages_are_those_of_openais_chat() {
     server.end().await;
 }
 
+/// What a response says, without ids.
+fn output(response: &Value) -> Value {
+    let mut items = without_ids(&response["output"]);
+    for item in items.as_array_mut().unwrap() {
+        item.as_object_mut().unwrap().remove("call_id");
+    }
+    items
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_are_those_of_the_chat() {
+    const RESPONSES: &str = "/v1/responses";
+    let server = Server::of(warmed(), &[]).await;
+    let (text, tools) = task(5);
+    // In the order in which openai-agents sends them: the prompt is the chat's.
+    let flat = |tool: &Value| {
+        let function = &tool["function"];
+        json!({
+            "name": function["name"], "parameters": function["parameters"], "strict": true, "type": "function",
+            "description": function["description"],
+        })
+    };
+    let offered: Value = tools.as_array().unwrap().iter().map(flat).collect();
+    let ask = |input: Value, stream: bool| {
+        json!({
+            "input": input, "tools": offered, "temperature": 0, "max_output_tokens": 60, "stream": stream,
+            "include": [], "store": false, "reasoning": {"effort": null}, "text": {"format": {"type": "text"}},
+        })
+    };
+    let chat = json!({
+        "messages": [{"role": "user", "content": text}], "tools": tools, "temperature": 0, "max_tokens": 60,
+        "return_token_ids": true,
+    });
+    let chat = server.answer(CHAT, &chat).await;
+    let choice = &chat["choices"][0];
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    let whole = server.answer(RESPONSES, &ask(json!(text), false)).await;
+    let expected = json!([{
+        "type": "function_call", "name": call["name"], "arguments": call["arguments"], "status": "completed",
+    }]);
+    assert_eq!(output(&whole), expected, "{whole}");
+    assert_eq!(
+        (&whole["status"], &whole["tools"]),
+        (&json!("completed"), &offered)
+    );
+    assert_eq!(
+        whole["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+    assert_eq!(
+        whole["usage"]["output_tokens"],
+        chat["usage"]["completion_tokens"]
+    );
+
+    // A stream ends with the same response, and its pieces add up to it.
+    let said = async |body: Value| {
+        let stream = server.post(RESPONSES, &body).await.text().await.unwrap();
+        let lines = stream
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<Value> = lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        for (number, event) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], number);
+        }
+        events
+    };
+    let deltas = |events: &[Value]| -> String {
+        events
+            .iter()
+            .filter_map(|event| event["delta"].as_str())
+            .collect()
+    };
+    let events = said(ask(json!(text), true)).await;
+    assert_eq!(deltas(&events), call["arguments"].as_str().unwrap());
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.completed");
+    assert_eq!(output(&last["response"]), expected);
+    assert_eq!(last["response"]["usage"], whole["usage"]);
+    let brief = json!({"input": text, "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 4});
+    let mut streamed = brief.clone();
+    streamed["stream"] = json!(true);
+    let (brief, events) = (server.answer(RESPONSES, &brief).await, said(streamed).await);
+    assert_eq!(
+        (&brief["status"], &brief["instructions"]),
+        (&json!("incomplete"), &json!("Be brief."))
+    );
+    assert_eq!(brief["output"][0]["content"][0]["text"], deltas(&events));
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(output(&last["response"]), output(&brief));
+
+    // A conversation of items, the call that was said among them.
+    let result = "{\"value\": 39}";
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": text}]}, whole["output"][0],
+        {"type": "function_call_output", "call_id": whole["output"][0]["call_id"], "output": result},
+    ]);
+    let second = server.answer(RESPONSES, &ask(items, false)).await;
+    let policy = Policy::load(Path::new(warmed()), &Device::cpu()).unwrap();
+    let offering = policy.chat().with_tools(&tools).unwrap();
+    let bridge = offering
+        .observation_ids(policy.tokenizer(), true, result)
+        .unwrap();
+    let all =
+        ids(&choice["prompt_token_ids"]).len() + ids(&choice["token_ids"]).len() + bridge.len();
+    assert_eq!(second["usage"]["input_tokens"], all);
+
+    for (more, param) in [
+        (
+            json!({"previous_response_id": "resp_1"}),
+            "previous_response_id",
+        ),
+        (json!({"background": true}), "background"),
+        (json!({"reasoning": {"effort": "high"}}), "reasoning"),
+        (json!({"text": {"format": {"type": "json_object"}}}), "text"),
+        (
+            json!({"include": ["message.output_text.logprobs"]}),
+            "include",
+        ),
+        (json!({"tools": [{"type": "web_search"}]}), "tools"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"messages": []}), "messages"),
+        (json!({"input": 5}), "input"),
+        (json!({"input": [{"type": "reasoning"}]}), "input"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+            "input",
+        ),
+    ] {
+        let mut body = json!({"input": "a"});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let response = server.post(RESPONSES, &body).await;
+        assert_eq!(response.status(), 400, "{body}");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_that_cannot_be_offered_are_refused_with_the_field_to_blame() {
     let server = Server::of(warmed(), &[]).await;

@@ -142,6 +142,26 @@ fn tools_and_calls_hold_no_special_tokens() {
     );
 }
 
+/// What was offered before changes no prompt, also where it differs in the order of fields alone.
+#[test]
+fn tools_are_written_in_the_order_of_their_fields() {
+    let chat = chat(Template::Tools);
+    let tools = [
+        json!([{"type": "function", "function": {"name": "get", "description": "Gets."}}]),
+        json!([{"type": "function", "function": {"description": "Gets.", "name": "get"}}]),
+    ];
+    for tools in tools.iter().chain(&tools) {
+        let offering = chat.with_tools(tools).unwrap();
+        let text = offering.render(&[Message::new(Role::User, "Go.")], true);
+        let (name, description) = (
+            text.as_ref().unwrap().find("get"),
+            text.as_ref().unwrap().find("Gets"),
+        );
+        let is_first = tools.to_string().find("get") < tools.to_string().find("Gets");
+        assert_eq!(name < description, is_first, "{tools}");
+    }
+}
+
 #[test]
 fn a_template_without_a_place_for_tools_is_refused_by_its_path() {
     let message = of(chat(Template::Plain).template()).with_tools(&tools());
