@@ -21,8 +21,8 @@ impl Chat {
         // Row after row of demonstrations asks for the same ones.
         let mut last = self.offering.lock().unwrap_or_else(PoisonError::into_inner);
         // As text: templates write fields in their order, in which equal values may differ.
-        let is_same = |last: &&Box<Chat>| last.tools.to_string() == tools.to_string();
-        if let Some(last) = last.as_ref().filter(is_same) {
+        let asked = written(tools);
+        if let Some(last) = last.as_ref().filter(|last| written(&last.tools) == asked) {
             return Ok((**last).clone());
         }
         let offering = self.offered(tools)?;
@@ -95,6 +95,11 @@ impl Chat {
             ))),
         }
     }
+}
+
+/// The value as text.
+fn written(value: &Json) -> String {
+    value.to_string()
 }
 
 #[cfg(test)]
