@@ -292,7 +292,6 @@ pub(crate) fn document((id, model): (&str, &str), ask: &Ask, choices: Vec<Value>
 }
 
 /// How many ids were read and generated.
-pub(crate) fn usage(ask: &Ask, generated: usize) -> Value {
-    let read: usize = ask.prompts.iter().map(Vec::len).sum();
+pub(crate) fn usage(read: usize, generated: usize) -> Value {
     json!({"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated})
 }

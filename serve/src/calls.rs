@@ -44,14 +44,14 @@ impl Calls {
         self.found
     }
 
-    /// Takes text; returns what can be told.
+    /// Takes text; returns what is complete of it.
     pub(crate) fn push(&mut self, text: &str) -> Said {
         self.held.push_str(text);
         let mut said = Said::default();
         while let Some(start) = self.held.find(OPEN) {
             let Some(length) = self.held[start..].find(CLOSE) else {
                 // A call never begins again before it ends.
-                self.tell(start, &mut said.text);
+                self.release(start, &mut said.text);
                 return said;
             };
             let end = start + length + CLOSE.len();
@@ -73,7 +73,7 @@ impl Calls {
         }
         let ends = |length: &usize| self.held.ends_with(&OPEN[..*length]);
         let open = (1..OPEN.len()).rev().find(ends).unwrap_or(0);
-        self.tell(self.held.len() - open, &mut said.text);
+        self.release(self.held.len() - open, &mut said.text);
         said
     }
 
@@ -86,10 +86,10 @@ impl Calls {
         }
     }
 
-    /// Tells what is held up to `end`, but for white space, which a call may follow.
-    fn tell(&mut self, end: usize, text: &mut String) {
-        let told = self.held[..end].trim_end().len();
-        text.extend(self.held.drain(..told));
+    /// Moves what is held up to `end` into `text`, but for white space, which a call may follow.
+    fn release(&mut self, end: usize, text: &mut String) {
+        let length = self.held[..end].trim_end().len();
+        text.extend(self.held.drain(..length));
     }
 
     /// A call in OpenAI's form, whose arguments are text.
@@ -111,9 +111,9 @@ impl Calls {
 mod tests {
     use super::*;
 
-    /// A text cut at every place in turn, into three pieces: the text told, names and arguments of the
+    /// A text cut at every place in turn, into three pieces: the text, names and arguments of the
     /// calls, and whether it was over.
-    fn told(text: &str, one: bool) -> (String, Vec<(String, String)>, bool) {
+    fn read_in_pieces(text: &str, one: bool) -> (String, Vec<(String, String)>, bool) {
         let mut all = None;
         let cuts: Vec<usize> = (0..=text.len())
             .filter(|at| text.is_char_boundary(*at))
@@ -159,15 +159,15 @@ mod tests {
         let both = vec![call("get", "{\"b\":\"é </x>\",\"a\":1}"), call("end", "{}")];
         let text = format!("I look.\n\n{first}\n{second}\n");
         assert_eq!(
-            told(&text, false),
+            read_in_pieces(&text, false),
             ("I look.".to_owned(), both.clone(), false)
         );
-        let (said, found, is_over) = told(&text, true);
+        let (said, found, is_over) = read_in_pieces(&text, true);
         assert_eq!(
             (said.as_str(), &found[..], is_over),
             ("I look.", &both[..1], true)
         );
-        let (said, found, _) = told(&format!("{first} and {second} so"), false);
+        let (said, found, _) = read_in_pieces(&format!("{first} and {second} so"), false);
         assert_eq!((said.as_str(), found), (" and so", both));
     }
 
@@ -183,7 +183,7 @@ mod tests {
             "  ",
         ] {
             assert_eq!(
-                told(text, false),
+                read_in_pieces(text, false),
                 (text.to_owned(), vec![], false),
                 "{text}"
             );

@@ -1,6 +1,6 @@
 //! The conversation of a chat: its messages, and the tools that the policy may call.
 
-use crate::fields::Fields;
+use crate::fields::{Fields, text};
 use crate::refusal::Refusal;
 use agentgym_model::{Message, Policy, Role, ToolCall};
 use serde_json::{Map, Value, json};
@@ -50,7 +50,7 @@ static ANY_TOOL: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| {
     json!([{"type": "function", "function": function}])
 });
 
-/// The tools that the policy is told of, the fields of each in one order. `strict` is a word to the server.
+/// The tools that the template renders, the fields of each in one order. `strict` is a word to the server.
 fn tools(fields: &Fields) -> Result<Option<Value>, Refusal> {
     match fields.get("tool_choice") {
         None => {}
@@ -131,15 +131,9 @@ fn message(value: &Value) -> Result<Message, Refusal> {
     };
     let tool_calls: Result<Vec<ToolCall>, Refusal> = calls.iter().map(call).collect();
     let tool_calls = tool_calls?;
-    let part = |part: &Value| match part["type"].as_str() {
-        Some("text") => part["text"].as_str().map(str::to_owned),
-        _ => None,
-    };
     let content = match &value["content"] {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
         Value::Null if !tool_calls.is_empty() => Some(String::new()),
-        _ => None,
+        content => text(content, &["text"]),
     };
     let content = content.ok_or_else(|| bad("the content of a message must be text"))?;
     Ok(Message {

@@ -152,3 +152,18 @@ pub(crate) fn ids(all: &[Value]) -> Option<Vec<u32>> {
         .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
         .collect()
 }
+
+/// A text, or parts of text of these types put together.
+pub(crate) fn text(content: &Value, types: &[&str]) -> Option<String> {
+    let part = |part: &Value| {
+        let is_text = part["type"]
+            .as_str()
+            .is_some_and(|kind| types.contains(&kind));
+        is_text.then(|| part["text"].as_str())?.map(str::to_owned)
+    };
+    match content {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(part).collect(),
+        _ => None,
+    }
+}

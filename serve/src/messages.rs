@@ -1,6 +1,7 @@
 //! Anthropic's form of a chat: a request becomes that of OpenAI's form, an answer or a stream of it
 //! Anthropic's again.
 
+use crate::fields::text;
 use crate::refusal::Refusal;
 use serde_json::{Map, Value, json};
 
@@ -20,27 +21,27 @@ pub(crate) fn chat_fields(asked: Map<String, Value>) -> Result<Map<String, Value
     let mut fields = Map::new();
     let mut messages = Vec::new();
     if let Some(system) = asked.get("system").filter(|system| !system.is_null()) {
-        messages.push(json!({"role": "system", "content": text("system", system)?}));
+        messages.push(json!({"role": "system", "content": text_of("system", system)?}));
     }
     for (name, value) in asked.into_iter().filter(|(_, value)| !value.is_null()) {
         match name.as_str() {
             "system" | "cache_control" | "service_tier" => {}
             "messages" => {
                 let all = value.as_array();
-                let all = all.ok_or_else(|| bad("messages", "messages must be a list"))?;
+                let all = all.ok_or_else(|| Refusal::bad("messages", "messages must be a list"))?;
                 for message in all {
                     messages.extend(chat_messages(message)?);
                 }
                 if all.last().is_some_and(|last| last["role"] == "assistant") {
                     let message =
                         "the last message is the assistant's, and no message is continued here";
-                    return Err(bad("messages", message));
+                    return Err(Refusal::bad("messages", message));
                 }
             }
             "stop_sequences" => _ = fields.insert("stop".to_owned(), value),
             "tools" => {
                 let all = value.as_array();
-                let all = all.ok_or_else(|| bad("tools", "tools must be a list"))?;
+                let all = all.ok_or_else(|| Refusal::bad("tools", "tools must be a list"))?;
                 let all: Result<Value, _> = all.iter().map(tool).collect();
                 fields.insert(name, all?);
             }
@@ -56,38 +57,25 @@ pub(crate) fn chat_fields(asked: Map<String, Value>) -> Result<Map<String, Value
             name if SAME.contains(&name) => _ = fields.insert(name.to_owned(), value),
             _ => {
                 let message = format!("this server cannot do {name}; leave it out");
-                return Err(bad(&name, message));
+                return Err(Refusal::bad(&name, message));
             }
         }
     }
     if !fields.contains_key("max_tokens") {
-        return Err(bad("max_tokens", "max_tokens must be given"));
+        return Err(Refusal::bad("max_tokens", "max_tokens must be given"));
     }
     fields.insert("messages".to_owned(), Value::Array(messages));
     Ok(fields)
 }
 
-fn bad(param: &str, message: impl Into<String>) -> Refusal {
-    Refusal::bad(param, message)
-}
-
-/// A text, or blocks of text.
-fn text(field: &str, content: &Value) -> Result<String, Refusal> {
-    let block = |block: &Value| match block["type"].as_str() {
-        Some("text") => block["text"].as_str().map(str::to_owned),
-        _ => None,
-    };
-    let found = match content {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(blocks) => blocks.iter().map(block).collect(),
-        _ => None,
-    };
-    found.ok_or_else(|| bad(field, format!("{field} must be text, or blocks of text")))
+fn text_of(field: &str, content: &Value) -> Result<String, Refusal> {
+    let wrong = || Refusal::bad(field, format!("{field} must be text, or blocks of text"));
+    text(content, &["text"]).ok_or_else(wrong)
 }
 
 /// A message with blocks as messages of OpenAI's form: the answer to a call is one of its own.
 fn chat_messages(message: &Value) -> Result<Vec<Value>, Refusal> {
-    let wrong = |message: String| bad("messages", message);
+    let wrong = |message: String| Refusal::bad("messages", message);
     let role = message["role"].as_str().unwrap_or_default();
     if !["user", "assistant"].contains(&role) {
         return Err(wrong(
@@ -96,7 +84,7 @@ fn chat_messages(message: &Value) -> Result<Vec<Value>, Refusal> {
     }
     let Value::Array(blocks) = &message["content"] else {
         return Ok(vec![
-            json!({"role": role, "content": text("messages", &message["content"])?}),
+            json!({"role": role, "content": text_of("messages", &message["content"])?}),
         ]);
     };
     let (mut all, mut said, mut calls): (Vec<Value>, Option<String>, _) =
@@ -104,7 +92,7 @@ fn chat_messages(message: &Value) -> Result<Vec<Value>, Refusal> {
     for block in blocks {
         match (block["type"].as_str().unwrap_or_default(), role) {
             ("text", _) => {
-                let more = text("messages", &json!([block]))?;
+                let more = text_of("messages", &json!([block]))?;
                 *said.get_or_insert_default() += &more;
             }
             ("tool_use", "assistant") => calls.push(json!({
@@ -118,7 +106,7 @@ fn chat_messages(message: &Value) -> Result<Vec<Value>, Refusal> {
                 );
                 let result = match &block["content"] {
                     Value::Null => String::new(),
-                    content => text("messages", content)?,
+                    content => text_of("messages", content)?,
                 };
                 all.push(json!({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}));
             }
@@ -139,7 +127,7 @@ fn chat_messages(message: &Value) -> Result<Vec<Value>, Refusal> {
 fn tool(tool: &Value) -> Result<Value, Refusal> {
     if !tool["type"].is_null() && tool["type"] != "custom" {
         let message = format!("a tool of type {} is not to be had here", tool["type"]);
-        return Err(bad("tools", message));
+        return Err(Refusal::bad("tools", message));
     }
     let mut function = Map::new();
     let fields = [
@@ -166,8 +154,7 @@ pub(crate) fn answer(found: &Value) -> Value {
         let input: Value = serde_json::from_str(arguments).unwrap_or(Value::Null);
         json!({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": input})
     });
-    let mut message = begun(found, 0);
-    message["usage"]["input_tokens"] = found["usage"]["prompt_tokens"].clone();
+    let mut message = begun(found, &found["usage"]["prompt_tokens"]);
     message["content"] = said.into_iter().chain(calls).collect();
     (message["stop_reason"], message["stop_sequence"]) = end(choice);
     message["usage"]["output_tokens"] = found["usage"]["completion_tokens"].clone();
@@ -175,7 +162,7 @@ pub(crate) fn answer(found: &Value) -> Value {
 }
 
 /// A message of which nothing was said.
-fn begun(found: &Value, read: usize) -> Value {
+fn begun(found: &Value, read: &Value) -> Value {
     let id = found["id"].as_str().unwrap_or_default();
     json!({
         "id": id.replace("chatcmpl-", "msg_"), "type": "message", "role": "assistant", "model": found["model"],
@@ -230,7 +217,7 @@ impl Events {
         let (mut all, choice) = (Vec::new(), &piece["choices"][0]);
         if !self.is_begun {
             self.is_begun = true;
-            all.push(json!({"type": "message_start", "message": begun(piece, self.read)}));
+            all.push(json!({"type": "message_start", "message": begun(piece, &json!(self.read))}));
         }
         self.said += choice["token_ids"].as_array().map_or(0, Vec::len);
         let text = choice["delta"]["content"].as_str().unwrap_or_default();

@@ -113,7 +113,7 @@ impl Reply {
     }
 
     fn usage(&self) -> Value {
-        usage(&self.ask, self.generated.load(Ordering::Relaxed))
+        usage(self.read(), self.generated.load(Ordering::Relaxed))
     }
 
     /// The whole answer.

@@ -1,6 +1,8 @@
 //! OpenAI's form of responses: a request becomes that of a chat, an answer or a stream of it a response
 //! again. Nothing is stored: a client sends the whole conversation each time.
 
+use crate::answer::usage;
+use crate::fields::text;
 use crate::refusal::Refusal;
 use serde_json::{Map, Value, json};
 
@@ -16,9 +18,12 @@ const REPEATED: [&str; 8] = [
     "top_p",
 ];
 
-/// The fields of a chat. What has another name or form here is put into the chat's; the rest is taken,
-/// or refused, by its name there.
-pub(crate) fn chat_fields(asked: Map<String, Value>) -> Result<Map<String, Value>, Refusal> {
+/// The fields of a chat, and what the response repeats of its request. What has another name or form
+/// here is put into the chat's; the rest is taken, or refused, by its name there.
+pub(crate) fn chat_fields(
+    asked: Map<String, Value>,
+) -> Result<(Map<String, Value>, Value), Refusal> {
+    let repeated = repeated(&asked);
     let mut fields = Map::new();
     let mut messages = Vec::new();
     if let Some(Value::String(instructions)) = asked.get("instructions") {
@@ -31,7 +36,12 @@ pub(crate) fn chat_fields(asked: Map<String, Value>) -> Result<Map<String, Value
                 messages.push(json!({"role": "user", "content": text}));
             }
             ("input", Value::Array(items)) => conversation(items, &mut messages)?,
-            ("input", _) => return Err(bad("input", "input must be text or a list of items")),
+            ("input", _) => {
+                return Err(Refusal::bad(
+                    "input",
+                    "input must be text or a list of items",
+                ));
+            }
             ("max_output_tokens", _) => _ = fields.insert("max_tokens".to_owned(), value),
             ("tools", Value::Array(all)) => {
                 let all: Result<Value, _> = all.iter().map(tool).collect();
@@ -46,17 +56,19 @@ pub(crate) fn chat_fields(asked: Map<String, Value>) -> Result<Map<String, Value
             ("reasoning", Value::Object(all))
                 if all.values().all(|v| v.is_null() || v == "none") => {}
             ("messages" | "max_tokens" | "max_completion_tokens", _) => {
-                return Err(bad(&name, format!("{name} is no field of a response")));
+                return Err(Refusal::bad(
+                    &name,
+                    format!("{name} is no field of a response"),
+                ));
             }
             _ => _ = fields.insert(name, value),
         }
     }
     fields.insert("messages".to_owned(), Value::Array(messages));
-    Ok(fields)
+    Ok((fields, repeated))
 }
 
-/// What a response repeats of its request.
-pub(crate) fn repeated(asked: &Map<String, Value>) -> Value {
+fn repeated(asked: &Map<String, Value>) -> Value {
     let mut all = json!({
         "instructions": null, "max_output_tokens": null, "metadata": {}, "parallel_tool_calls": true,
         "temperature": 1.0, "tool_choice": "auto", "tools": [], "top_p": 1.0,
@@ -67,10 +79,6 @@ pub(crate) fn repeated(asked: &Map<String, Value>) -> Value {
         }
     }
     all
-}
-
-fn bad(param: &str, message: impl Into<String>) -> Refusal {
-    Refusal::bad(param, message)
 }
 
 /// Whether a `text` asks for nothing but text.
@@ -86,7 +94,7 @@ fn tool(tool: &Value) -> Result<Value, Refusal> {
         Some(kind) if kind == "function" => Ok(json!({"type": "function", "function": function})),
         kind => {
             let kind = kind.unwrap_or_default();
-            Err(bad(
+            Err(Refusal::bad(
                 "tools",
                 format!("a tool of type {kind} is not to be had here"),
             ))
@@ -105,7 +113,7 @@ fn conversation(items: &[Value], messages: &mut Vec<Value>) -> Result<(), Refusa
         }
         match kind {
             "message" => {
-                let message = json!({"role": item["role"], "content": text(&item["content"])?});
+                let message = json!({"role": item["role"], "content": text_of(&item["content"])?});
                 match item["role"] == "assistant" {
                     true => says = Some(message),
                     false => messages.push(message),
@@ -124,10 +132,10 @@ fn conversation(items: &[Value], messages: &mut Vec<Value>) -> Result<(), Refusa
                 }
             }
             "function_call_output" => messages.push(json!({
-                "role": "tool", "tool_call_id": item["call_id"], "content": text(&item["output"])?,
+                "role": "tool", "tool_call_id": item["call_id"], "content": text_of(&item["output"])?,
             })),
             _ => {
-                return Err(bad(
+                return Err(Refusal::bad(
                     "input",
                     format!("an item of type {kind:?} is not to be had here"),
                 ));
@@ -138,23 +146,10 @@ fn conversation(items: &[Value], messages: &mut Vec<Value>) -> Result<(), Refusa
     Ok(())
 }
 
-/// A text, or parts of text.
-fn text(content: &Value) -> Result<String, Refusal> {
-    let part = |part: &Value| match part["type"].as_str() {
-        Some("input_text" | "output_text") => part["text"].as_str().map(str::to_owned),
-        _ => None,
-    };
-    let found = match content {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => None,
-    };
-    found.ok_or_else(|| {
-        bad(
-            "input",
-            "the content of a message, and an output, must be text",
-        )
-    })
+fn text_of(content: &Value) -> Result<String, Refusal> {
+    let message = "the content of a message, and an output, must be text";
+    let found = text(content, &["input_text", "output_text"]);
+    found.ok_or_else(|| Refusal::bad("input", message))
 }
 
 /// An answer to a chat as a response.
@@ -221,7 +216,7 @@ impl Events {
         self.said += choice["token_ids"].as_array().map_or(0, Vec::len);
         let text = choice["delta"]["content"].as_str().unwrap_or_default();
         if !text.is_empty() {
-            self.tell(&mut all, text);
+            self.say(&mut all, text);
         }
         for call in choice["delta"]["tool_calls"]
             .as_array()
@@ -233,9 +228,7 @@ impl Events {
         }
         if !choice["finish_reason"].is_null() {
             self.close(&mut all);
-            let usage = json!({
-                "prompt_tokens": self.read, "completion_tokens": self.said, "total_tokens": self.read + self.said,
-            });
+            let usage = usage(self.read, self.said);
             let response = self.response(choice, &usage);
             let kind = format!(
                 "response.{}",
@@ -289,7 +282,7 @@ impl Events {
         self.send(all, event);
     }
 
-    fn tell(&mut self, all: &mut Vec<Value>, text: &str) {
+    fn say(&mut self, all: &mut Vec<Value>, text: &str) {
         if !self.is_open {
             let item = json!({
                 "id": format!("{}_{}", self.id.replace("resp", "msg"), self.items.len()), "type": "message",

@@ -196,6 +196,9 @@ impl Route {
     }
 }
 
+/// Turns the pieces of a chat's stream into events of another form.
+type Translate = Box<dyn FnMut(&Value) -> Vec<Value> + Send>;
+
 async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     match answered(&app, &parts, body).await {
@@ -241,7 +244,7 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
         }));
     }
     let read = reply.read();
-    let mut events: Box<dyn FnMut(&Value) -> Vec<Value> + Send> = match route {
+    let mut events: Translate = match route {
         Route::Messages => {
             let mut events = messages::Events::new(read);
             Box::new(move |piece| events.of(piece))
@@ -332,8 +335,7 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Reads a body, and what it asks for.
-/// With it comes what the answer repeats of it.
+/// Reads a body: what it asks for, and what the answer repeats of it.
 async fn read(app: &App, route: Route, body: Body) -> Result<(Ask, Value), Refusal> {
     let reading = async {
         let permit = app.bodies.acquire().await;
@@ -351,12 +353,14 @@ async fn read(app: &App, route: Route, body: Body) -> Result<(Ask, Value), Refus
     let serving = Arc::clone(&app.serving);
     let read = move || {
         let (served, fields) = (&serving.served, Fields::parse(&body)?);
-        let repeated = responses::repeated(&fields);
-        let (form, fields) = match route {
-            Route::Completions => (Form::Completion, fields),
-            Route::Chat => (Form::Chat, fields),
-            Route::Messages => (Form::Chat, messages::chat_fields(fields)?),
-            Route::Responses => (Form::Chat, responses::chat_fields(fields)?),
+        let (fields, repeated) = match route {
+            Route::Completions | Route::Chat => (fields, Value::Null),
+            Route::Messages => (messages::chat_fields(fields)?, Value::Null),
+            Route::Responses => responses::chat_fields(fields)?,
+        };
+        let form = match route {
+            Route::Completions => Form::Completion,
+            Route::Chat | Route::Messages | Route::Responses => Form::Chat,
         };
         let ask = Ask::read(form, fields, (&served.policy, &served.name))?;
         Ok((ask, repeated))

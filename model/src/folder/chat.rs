@@ -62,12 +62,15 @@ pub struct Chat {
     guarded: Needles,
     /// What the policy may call; null where it acts by text.
     tools: Json,
-    /// The same template with the tools that were asked for last, found fit for them.
-    offering: Arc<Mutex<Option<Box<Chat>>>>,
+    /// What was offered last.
+    offering: Arc<Mutex<Option<Offering>>>,
     /// Encodes what follows a reply as a text of its own, as plans of formats 1 and 2 have it.
     bridges_alone: bool,
     path: PathBuf,
 }
+
+/// Tools as text, and a template found fit for them.
+type Offering = (String, Box<Chat>);
 
 impl Chat {
     /// Compiles `template`. `special` are the spellings of all special tokens;

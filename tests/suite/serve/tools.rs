@@ -113,6 +113,16 @@ async fn a_client_calls_tools_in_the_tokens_that_the_policy_was_trained_on() {
     server.end().await;
 }
 
+/// How many ids the prompt of a second turn has: those of the first, what was sampled, and the bridge to
+/// the tool's answer.
+fn behind_a_call(choice: &Value, tools: &Value, result: &str) -> usize {
+    let policy = Policy::load(Path::new(warmed()), &Device::cpu()).unwrap();
+    let offering = policy.chat().with_tools(tools).unwrap();
+    let bridge = offering.observation_ids(policy.tokenizer(), true, result);
+    let before = ["prompt_token_ids", "token_ids"].map(|of| ids(&choice[of]).len());
+    before.iter().sum::<usize>() + bridge.unwrap().len()
+}
+
 /// Blocks of a message as the events of a stream give them, and its last delta.
 fn streamed(stream: &str) -> (Value, Value) {
     let (mut blocks, mut last, mut open) = (Vec::new(), Value::Null, None);
@@ -242,13 +252,7 @@ async fn anthropics_messages_are_those_of_openais_chat() {
         .json()
         .await
         .unwrap();
-    let policy = Policy::load(Path::new(warmed()), &Device::cpu()).unwrap();
-    let offering = policy.chat().with_tools(&tools).unwrap();
-    let bridge = offering
-        .observation_ids(policy.tokenizer(), true, "{\"value\": 39}")
-        .unwrap();
-    let all =
-        ids(&choice["prompt_token_ids"]).len() + ids(&choice["token_ids"]).len() + bridge.len();
+    let all = behind_a_call(choice, &tools, "{\"value\": 39}");
     assert_eq!(second["usage"]["input_tokens"], all);
 
     // Text, and a text that ends it.
@@ -427,13 +431,7 @@ async fn responses_are_those_of_the_chat() {
         {"type": "function_call_output", "call_id": whole["output"][0]["call_id"], "output": result},
     ]);
     let second = server.answer(RESPONSES, &ask(items, false)).await;
-    let policy = Policy::load(Path::new(warmed()), &Device::cpu()).unwrap();
-    let offering = policy.chat().with_tools(&tools).unwrap();
-    let bridge = offering
-        .observation_ids(policy.tokenizer(), true, result)
-        .unwrap();
-    let all =
-        ids(&choice["prompt_token_ids"]).len() + ids(&choice["token_ids"]).len() + bridge.len();
+    let all = behind_a_call(choice, &tools, result);
     assert_eq!(second["usage"]["input_tokens"], all);
 
     for (more, param) in [

@@ -1,7 +1,6 @@
 //! A message of a conversation, and the delimiters of placeholders.
 
-use serde::Serialize;
-use serde::ser::{SerializeStruct, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 /// The speaker of a message.
@@ -44,10 +43,7 @@ impl Serialize for ToolCall {
     /// As templates read it.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let function = json!({"name": self.name, "arguments": self.arguments});
-        let mut call = serializer.serialize_struct("ToolCall", 2)?;
-        call.serialize_field("type", "function")?;
-        call.serialize_field("function", &function)?;
-        call.end()
+        json!({"type": "function", "function": function}).serialize(serializer)
     }
 }
 

@@ -21,12 +21,12 @@ impl Chat {
         // Row after row of demonstrations asks for the same ones.
         let mut last = self.offering.lock().unwrap_or_else(PoisonError::into_inner);
         // As text: templates write fields in their order, in which equal values may differ.
-        let asked = written(tools);
-        if let Some(last) = last.as_ref().filter(|last| written(&last.tools) == asked) {
-            return Ok((**last).clone());
+        let asked = tools.to_string();
+        if let Some((_, offering)) = last.as_ref().filter(|(known, _)| *known == asked) {
+            return Ok((**offering).clone());
         }
         let offering = self.offered(tools)?;
-        *last = Some(Box::new(offering.clone()));
+        *last = Some((asked, Box::new(offering.clone())));
         Ok(offering)
     }
 
@@ -95,11 +95,6 @@ impl Chat {
             ))),
         }
     }
-}
-
-/// The value as text.
-fn written(value: &Json) -> String {
-    value.to_string()
 }
 
 #[cfg(test)]
