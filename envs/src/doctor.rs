@@ -89,7 +89,9 @@ pub async fn examine(
         doctor.errors().await;
         tell("opening and closing sessions …");
         doctor.leaks(options.leaks).await;
-        for clients in &options.clients {
+        // An agent behind a harness would have nobody to ask.
+        let clients = options.clients.iter().filter(|_| !spec.harness);
+        for clients in clients {
             // Expensive sessions are not opened in large numbers.
             let clients = match spec.creates_at_once {
                 ..=2 => (*clients).min(2),
@@ -251,6 +253,14 @@ impl Doctor<'_> {
             Err(error) => self.note("actions", Verdict::Note, error.to_string()),
         }
         let plays = match session.step(&self.spec.probe_text()).await {
+            Ok(_) | Err(EnvError::Faulted { .. }) if self.spec.harness => {
+                self.note(
+                    "step",
+                    Verdict::Note,
+                    "an agent plays here: none was started",
+                );
+                true
+            }
             Ok(step) => {
                 let found = format!(
                     "reward {}, {}, {} characters",

@@ -13,6 +13,7 @@ pub mod demonstration;
 pub mod doctor;
 mod error;
 pub mod files;
+pub mod harness;
 mod http_client;
 pub mod parser;
 pub mod quantity;

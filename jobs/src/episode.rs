@@ -6,6 +6,7 @@
 //! included; 0 for prompts, observations and an end token forced after a
 //! length stop.
 
+use crate::agent_record::{self, AgentRecord};
 use crate::codec::Payload;
 use crate::config::OpeningTurn;
 use serde::{Deserialize, Serialize};
@@ -264,6 +265,11 @@ impl Episode {
     /// What a reward function said of it.
     pub fn judgement(&self) -> Option<Judgement> {
         self.noted(JUDGEMENT)
+    }
+
+    /// How an agent behind a harness came to its turns.
+    pub fn agent(&self) -> Option<AgentRecord> {
+        self.noted(agent_record::AGENT)
     }
 
     /// The tools that the policy could call.

@@ -9,7 +9,7 @@
 
 use crate::Result;
 use crate::codec::{Payload, encode_body};
-use crate::episode::{Parse, Task};
+use crate::episode::{Episodes, Parse, Task};
 use serde::{Deserialize, Serialize};
 
 /// A digest over an episode so far: its identity and its events.
@@ -60,6 +60,18 @@ pub struct Step {
     pub local: bool,
 }
 
+/// An answer to an agent behind a harness. It is found again by its prompt and its message's number: how
+/// often the episode had asked exactly that before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answered {
+    /// BLAKE3 of the ids of the prompt, each as four bytes, little end first.
+    pub prompt: [u8; 32],
+    /// The answer.
+    pub message: RecordedMessage,
+    /// The entropy of each token, where it is recorded.
+    pub entropies: Option<Vec<f32>>,
+}
+
 /// One event of an episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
@@ -77,6 +89,10 @@ pub enum Event {
     MessageWithEntropies(RecordedMessage, Vec<f32>),
     /// A chat API answered with a message.
     Told(RecordedMessage, Box<Told>),
+    /// The policy answered an agent behind a harness.
+    Answered(Box<Answered>),
+    /// The whole episode of such an agent; no events follow.
+    Played(Box<Episodes>),
 }
 
 impl Event {
@@ -86,6 +102,7 @@ impl Event {
             Self::Message(message)
             | Self::MessageWithEntropies(message, _)
             | Self::Told(message, _) => message.token_ids.len() as u64,
+            Self::Answered(answered) => answered.message.token_ids.len() as u64,
             _ => 0,
         }
     }

@@ -5,6 +5,7 @@
 //! functions, so any process may plan at any time: processes that plan concurrently agree, and if
 //! one dies, no state is lost.
 
+pub mod agent_record;
 mod agenteval;
 pub mod artifact_names;
 pub mod codec;

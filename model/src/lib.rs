@@ -33,7 +33,9 @@ pub use cpu::gradients::Gradients;
 pub use dtype::Dtype;
 pub use error::{Error, Result, Verdict};
 pub use folder::adapter::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor_names};
-pub use folder::chat::{Bridge, Chat, Message, Role, TEMPLATE_DATE, TemplateSettings, ToolCall};
+pub use folder::chat::{
+    Bridge, Chat, Message, Role, SampledReply, TEMPLATE_DATE, TemplateSettings, ToolCall,
+};
 pub use folder::config::ModelConfig;
 pub use folder::family::{Architecture, CANDLE_FAMILIES};
 pub use folder::files::{gguf_at, import_line};

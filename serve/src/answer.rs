@@ -38,17 +38,26 @@ impl Piece {
         self.calls.extend(next.calls);
     }
 
-    /// Takes the calls out of its text; returns whether no more is wanted.
-    pub(crate) fn hear(&mut self, calls: &mut Calls) -> bool {
+    /// Takes calls out of its text; returns how the message ends, if it does.
+    pub(crate) fn heard(
+        &mut self,
+        calls: &mut Option<Calls>,
+        finish: Option<&'static str>,
+    ) -> Option<&'static str> {
+        let Some(calls) = calls else {
+            return finish;
+        };
         let said = calls.push(&self.text);
         self.text = said.text;
         self.calls.extend(said.calls);
-        said.is_over
-    }
-
-    /// Puts text behind it.
-    pub(crate) fn add(&mut self, text: &str) {
-        self.text.push_str(text);
+        if finish.is_some() {
+            self.text.push_str(&calls.rest());
+        }
+        match finish {
+            _ if said.is_over => Some("tool_calls"),
+            Some("stop") if calls.found() > 0 => Some("tool_calls"),
+            finish => finish,
+        }
     }
 
     /// How many tokens it has.

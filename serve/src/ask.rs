@@ -2,7 +2,7 @@
 //! be done, is said at once.
 
 use crate::calls::Calls;
-use crate::conversation::conversation;
+use crate::conversation::{Conversation, conversation};
 use crate::fields::{Fields, ids};
 use crate::refusal::Refusal;
 use agentgym_model::{Policy, Sampling};
@@ -38,6 +38,16 @@ const BOTH: [&str; 15] = [
     "return_tokens_as_token_ids",
 ];
 
+/// Fields of a chat beside these.
+const OF_CHAT: [&str; 6] = [
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+];
+
 /// Which of OpenAI's two forms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -46,7 +56,7 @@ pub(crate) enum Form {
 }
 
 /// A request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) form: Form,
     /// When it came, in seconds since 1970.
@@ -77,7 +87,7 @@ pub(crate) struct Ask {
     /// The ids of the prompt are part of the answer.
     pub(crate) prompt_ids: bool,
     /// Calls are read in the message.
-    reads_calls: bool,
+    pub(crate) reads_calls: bool,
     /// The message ends behind its first call.
     pub(crate) one_call: bool,
 }
@@ -91,14 +101,7 @@ impl Ask {
     ) -> Result<Self, Refusal> {
         let own: &[&str] = match form {
             Form::Completion => &["prompt", "echo"],
-            Form::Chat => &[
-                "messages",
-                "max_completion_tokens",
-                "top_logprobs",
-                "tools",
-                "tool_choice",
-                "parallel_tool_calls",
-            ],
+            Form::Chat => &OF_CHAT,
         };
         let fields = Fields::of(fields, &[&BOTH, own].concat())?;
         let asked = fields.get("model").map(|model| model.as_str());
@@ -106,28 +109,42 @@ impl Ask {
             let message = format!("the policy here is {name:?}; GET /v1/models names it too");
             return Err(Refusal::no_model(message));
         }
-        let (log_probs, likeliest) = log_probs(form, &fields)?;
+        let mut ask = Self::of(form, &fields)?;
+        let wanted = tokens_max(&fields)?;
+        if !fields.flag("ignore_eos")? {
+            ask.stop_ids.extend_from_slice(policy.eos_ids());
+        }
+        ask.prompts = match form {
+            Form::Completion => prompts(&fields, policy)?,
+            Form::Chat => {
+                let (prompt, has_tools) = conversation(&fields, policy)?;
+                ask.may_call(has_tools, &fields);
+                vec![prompt]
+            }
+        };
+        ask.measure(wanted, policy)?;
+        Ok(ask)
+    }
+
+    /// What its fields say, but for the prompt.
+    fn of(form: Form, fields: &Fields) -> Result<Self, Refusal> {
+        let (log_probs, likeliest) = log_probs(form, fields)?;
         let options = match fields.get("stream_options") {
             None => None,
             Some(options) => Some((options.as_object()).ok_or_else(|| {
                 Refusal::bad("stream_options", "stream_options must be an object")
             })?),
         };
-        let given = |name: &str| fields.whole(name, 0..=i64::from(u32::MAX));
-        let tokens_max = match given("max_completion_tokens")? {
-            Some(most) => Some(most as usize),
-            None => given("max_tokens")?.map(|most| most as usize),
-        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let mut ask = Self {
+        Ok(Self {
             form,
             created: now.map_or(0, |now| now.as_secs()),
             prompts: Vec::new(),
             n: fields.whole("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize,
             tokens_max: 0,
-            sampling: sampling(&fields)?,
-            seed: seed(&fields)?,
-            stops: stops(&fields)?,
+            sampling: sampling(fields)?,
+            seed: seed(fields)?,
+            stops: stops(fields)?,
             stop_ids: fields.ids("stop_token_ids")?,
             log_probs,
             likeliest,
@@ -138,21 +155,28 @@ impl Ask {
             prompt_ids: fields.flag("return_token_ids")?,
             reads_calls: false,
             one_call: false,
-        };
-        if !fields.flag("ignore_eos")? {
-            ask.stop_ids.extend_from_slice(policy.eos_ids());
+        })
+    }
+
+    /// The fields of a chat whose ids and sampling are not this server's: what it asks for, its
+    /// conversation, and the most tokens that it wants.
+    pub(crate) fn of_agent(
+        fields: Map<String, Value>,
+    ) -> Result<(Self, Conversation, Option<usize>), Refusal> {
+        let fields = Fields::of(fields, &[&BOTH[..], &OF_CHAT].concat())?;
+        let mut ask = Self::of(Form::Chat, &fields)?;
+        if ask.n > 1 {
+            let message = "one answer at a time: ask again for another";
+            return Err(Refusal::bad("n", message));
         }
-        ask.prompts = match form {
-            Form::Completion => prompts(&fields, policy)?,
-            Form::Chat => {
-                let (prompt, has_tools) = conversation(&fields, policy)?;
-                let one = fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
-                (ask.reads_calls, ask.one_call) = (has_tools, has_tools && one);
-                vec![prompt]
-            }
-        };
-        ask.measure(tokens_max, policy)?;
-        Ok(ask)
+        let conversation = Conversation::read(&fields)?;
+        ask.may_call(conversation.tools.is_some(), &fields);
+        Ok((ask, conversation, tokens_max(&fields)?))
+    }
+
+    fn may_call(&mut self, has_tools: bool, fields: &Fields) {
+        let one = fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
+        (self.reads_calls, self.one_call) = (has_tools, has_tools && one);
     }
 
     /// Checks lengths and ids, and decides how long a message may become.
@@ -220,6 +244,13 @@ impl Ask {
     pub(crate) fn stream_key(&self, choice: usize) -> [u8; 32] {
         *blake3::keyed_hash(&self.seed, &(choice as u64).to_le_bytes()).as_bytes()
     }
+}
+
+/// The most tokens that are wanted.
+fn tokens_max(fields: &Fields) -> Result<Option<usize>, Refusal> {
+    let given = |name: &str| fields.whole(name, 0..=i64::from(u32::MAX));
+    let most = given("max_completion_tokens")?.or(given("max_tokens")?);
+    Ok(most.map(|most| most as usize))
 }
 
 fn too_long(field: &str, context: usize, length: usize, wanted: usize) -> Refusal {

@@ -2,44 +2,64 @@
 
 use crate::fields::{Fields, text};
 use crate::refusal::Refusal;
-use agentgym_model::{Message, Policy, Role, ToolCall};
+use agentgym_model::{Chat, Message, Policy, Role, ToolCall};
 use serde_json::{Map, Value, json};
+
+/// What is said so far, and what may be called.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) tools: Option<Value>,
+}
+
+impl Conversation {
+    pub(crate) fn read(fields: &Fields) -> Result<Self, Refusal> {
+        let bad = |message: &str| Refusal::bad("messages", message);
+        let Some(Value::Array(all)) = fields.get("messages") else {
+            return Err(bad("messages must be a list of messages"));
+        };
+        let messages: Result<Vec<Message>, Refusal> = all.iter().map(message).collect();
+        let messages = messages?;
+        if messages.is_empty() {
+            return Err(bad("messages must not be empty"));
+        }
+        let tools = tools(fields)?;
+        Ok(Self { messages, tools })
+    }
+
+    /// The policy's template with the tools, where there are any.
+    pub(crate) fn chat(&self, chat: &Chat) -> Result<Chat, Refusal> {
+        let offering = |tools: &Value, field| {
+            let offering = chat.with_tools(tools);
+            offering.map_err(|e| Refusal::bad(field, e.to_string()))
+        };
+        let calls =
+            |message: &Message| message.role == Role::Tool || !message.tool_calls.is_empty();
+        match &self.tools {
+            Some(tools) => offering(tools, "tools"),
+            None => {
+                if self.messages.iter().any(calls) {
+                    offering(&ANY_TOOL, "messages")?;
+                }
+                Ok(chat.clone())
+            }
+        }
+    }
+}
 
 /// The ids of a conversation, by the policy's own template, and whether it offers tools.
 pub(crate) fn conversation(fields: &Fields, policy: &Policy) -> Result<(Vec<u32>, bool), Refusal> {
-    let bad = |message: String| Refusal::bad("messages", message);
-    let Some(Value::Array(all)) = fields.get("messages") else {
-        return Err(bad("messages must be a list of messages".to_owned()));
-    };
-    let messages: Result<Vec<Message>, Refusal> = all.iter().map(message).collect();
-    let messages = messages?;
-    if messages.is_empty() {
-        return Err(bad("messages must not be empty".to_owned()));
-    }
-    let tools = tools(fields)?;
-    let calls = |message: &Message| message.role == Role::Tool || !message.tool_calls.is_empty();
-    let offering = |tools: &Value, field| {
-        let offering = policy.chat().with_tools(tools);
-        offering.map_err(|e| Refusal::bad(field, e.to_string()))
-    };
-    let chat = match &tools {
-        Some(tools) => &offering(tools, "tools")?,
-        None => {
-            if messages.iter().any(calls) {
-                offering(&ANY_TOOL, "messages")?;
-            }
-            policy.chat()
-        }
-    };
+    let conversation = Conversation::read(fields)?;
+    let chat = conversation.chat(policy.chat())?;
     let context = policy.config().max_position_embeddings;
     let ids = chat
-        .prompt_ids_within(policy.tokenizer(), &messages, context)
-        .map_err(|e| bad(e.to_string()))?;
+        .prompt_ids_within(policy.tokenizer(), &conversation.messages, context)
+        .map_err(|e| Refusal::bad("messages", e.to_string()))?;
     let ids = ids.ok_or_else(|| {
         let message = format!("the policy reads {context} ids, and the conversation has more");
         Refusal::too_long("messages", message)
     })?;
-    Ok((ids, tools.is_some()))
+    Ok((ids, conversation.tools.is_some()))
 }
 
 /// Stands for the tools of a conversation whose last request offers none: a template that has no place

@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 /// Pause that a client is asked to make.
 const PAUSE_S: &str = "1";
 
+/// OpenAI's word for a conversation that is too long.
+const TOO_LONG: &str = "context_length_exceeded";
+
 /// Why a request is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub struct Refusal {
     status: StatusCode,
     message: String,
     /// The field of the request that is to blame.
@@ -29,7 +32,7 @@ impl Refusal {
     }
 
     /// The request, or this field of it, makes no sense here, and never will.
-    pub(crate) fn bad(param: &str, message: impl Into<String>) -> Self {
+    pub fn bad(param: &str, message: impl Into<String>) -> Self {
         Self {
             param: (!param.is_empty()).then(|| param.to_owned()),
             ..Self::status(StatusCode::BAD_REQUEST, message)
@@ -37,11 +40,16 @@ impl Refusal {
     }
 
     /// The policy cannot read that much.
-    pub(crate) fn too_long(param: &str, message: impl Into<String>) -> Self {
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
         Self {
-            code: Some("context_length_exceeded"),
+            code: Some(TOO_LONG),
             ..Self::bad(param, message)
         }
+    }
+
+    /// Whether the conversation is longer than the policy reads.
+    pub fn is_too_long(&self) -> bool {
+        self.code == Some(TOO_LONG)
     }
 
     /// There is no such policy here.
@@ -53,19 +61,24 @@ impl Refusal {
         }
     }
 
+    /// The request has no key that is known here.
+    pub fn no_key(message: impl Into<String>) -> Self {
+        Self::status(StatusCode::UNAUTHORIZED, message)
+    }
+
     /// There is no room now; there will be.
     pub(crate) fn full(message: impl Into<String>) -> Self {
         Self::status(StatusCode::TOO_MANY_REQUESTS, message)
     }
 
     /// The server is about to end.
-    pub(crate) fn leaving() -> Self {
+    pub fn leaving() -> Self {
         let message = "the server ends as soon as it has answered what it is at";
         Self::status(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
     /// The engine failed.
-    pub(crate) fn failed(message: impl Into<String>) -> Self {
+    pub fn failed(message: impl Into<String>) -> Self {
         Self::status(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 

@@ -161,7 +161,7 @@ impl Saying<'_> {
                 let (mut piece, stopped) = self.teller.drawn(&drawn);
                 let generated = &self.reply.generated;
                 generated.fetch_add(piece.length(), Ordering::Relaxed);
-                let finish = self.heard(&mut piece, stopped.then_some("stop"));
+                let finish = piece.heard(&mut self.calls, stopped.then_some("stop"));
                 if finish.is_some() {
                     self.seat = None;
                 }
@@ -174,25 +174,9 @@ impl Saying<'_> {
                 } else {
                     finish_reason(finish)
                 };
-                let finish = self.heard(&mut piece, Some(finish));
+                let finish = piece.heard(&mut self.calls, Some(finish));
                 Ok((piece, finish))
             }
-        }
-    }
-
-    /// Takes calls out of a piece; returns how the message ends, if it does.
-    fn heard(&mut self, piece: &mut Piece, finish: Option<&'static str>) -> Option<&'static str> {
-        let Some(calls) = &mut self.calls else {
-            return finish;
-        };
-        let is_over = piece.hear(calls);
-        if finish.is_some() {
-            piece.add(&calls.rest());
-        }
-        match finish {
-            _ if is_over => Some("tool_calls"),
-            Some("stop") if calls.found() > 0 => Some("tool_calls"),
-            finish => finish,
         }
     }
 

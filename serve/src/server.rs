@@ -1,25 +1,19 @@
 //! The HTTP server: who may ask, how much at once, and how it ends.
 
 use crate::ask::{Ask, Form};
-use crate::fields::Fields;
 use crate::owner::Owner;
 use crate::refusal::Refusal;
 use crate::reply::{Reply, ServedPolicy, Serving, pieces};
 use crate::spelling::Special;
-use crate::{messages, responses};
+use crate::wire::{self, Route};
 use agentgym_model::EngineOptions;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, Method};
+use axum::response::Response;
 use axum::serve::ListenerExt;
-use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::{Stream, iter};
 use serde_json::{Value, json};
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,12 +21,6 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-/// Largest body. A conversation of the longest context is far below it.
-const BODY_BYTES_MAX: usize = 8 << 20;
-/// Bodies that are read and encoded at once.
-const BODIES_MAX: usize = 32;
-/// How long a body may take to arrive.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// Known tokens (prefill) of a step.
 const PREFILL_TOKENS: usize = 512;
 /// How long connections may take to close once everything is answered.
@@ -106,7 +94,7 @@ pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Res
         serving: Arc::new(serving),
         places: Arc::new(Semaphore::new(places_max)),
         places_max,
-        bodies: Semaphore::new(BODIES_MAX),
+        bodies: Semaphore::new(wire::BODIES_MAX),
         leaving: AtomicBool::new(false),
         key: options.key.clone(),
     });
@@ -171,52 +159,14 @@ async fn over(ended: &mut watch::Receiver<bool>) {
     let _ = ended.wait_for(|ended| *ended).await;
 }
 
-/// What is posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Route {
-    Completions,
-    Chat,
-    /// Anthropic's form of a chat.
-    Messages,
-    /// OpenAI's newer form.
-    Responses,
-}
-
-impl Route {
-    const ALL: [(&str, Self); 4] = [
-        ("/v1/completions", Self::Completions),
-        ("/v1/chat/completions", Self::Chat),
-        ("/v1/messages", Self::Messages),
-        ("/v1/responses", Self::Responses),
-    ];
-
-    fn of(path: &str) -> Option<Self> {
-        let found = Self::ALL.iter().find(|(own, _)| *own == path);
-        found.map(|(_, route)| *route)
-    }
-}
-
-/// Turns the pieces of a chat's stream into events of another form.
-type Translate = Box<dyn FnMut(&Value) -> Vec<Value> + Send>;
-
 async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    match answered(&app, &parts, body).await {
-        Ok(response) => response,
-        Err(refusal) if Route::of(parts.uri.path()) == Some(Route::Messages) => {
-            let document = messages::error(&refusal.document());
-            refusal.response(&document)
-        }
-        Err(refusal) => refusal.into_response(),
-    }
+    let answered = answered(&app, &parts, body).await;
+    answered.unwrap_or_else(|refusal| wire::refused(parts.uri.path(), &refusal))
 }
 
 async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response, Refusal> {
-    // Programs send none; a page of some site in a browser does, and may not use what listens here.
-    if parts.headers.contains_key(header::ORIGIN) {
-        let message = "pages in a browser may not ask: requests with the header Origin are refused";
-        return Err(Refusal::status(StatusCode::FORBIDDEN, message));
-    }
+    wire::check_origin(&parts.headers)?;
     let path = parts.uri.path();
     if path == "/health" && parts.method == Method::GET {
         return health(app);
@@ -226,7 +176,7 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
         return models(app, parts);
     };
     if parts.method != Method::POST {
-        return Err(wrong_method(path, "POST"));
+        return Err(wire::wrong_method(path, "POST"));
     }
     if app.leaving.load(Ordering::SeqCst) {
         return Err(Refusal::leaving());
@@ -237,47 +187,10 @@ async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response,
     let (reply, seats) = Reply::begin(Arc::clone(&app.serving), ask, held).await?;
     if !streams {
         let found = reply.whole(seats).await?;
-        return Ok(document(&match route {
-            Route::Completions | Route::Chat => found,
-            Route::Messages => messages::answer(&found),
-            Route::Responses => responses::answer(repeated, &found),
-        }));
+        return Ok(wire::document(&route.whole(repeated, found)));
     }
     let read = reply.read();
-    let mut events: Translate = match route {
-        Route::Messages => {
-            let mut events = messages::Events::new(read);
-            Box::new(move |piece| events.of(piece))
-        }
-        Route::Responses => {
-            let mut events = responses::Events::new(repeated, read);
-            Box::new(move |piece| events.of(piece))
-        }
-        Route::Completions | Route::Chat => {
-            return Ok(sent(pieces(reply, seats).map(|piece| {
-                let data = match piece.is_null() {
-                    true => "[DONE]".to_owned(),
-                    false => piece.to_string(),
-                };
-                Event::default().data(data)
-            })));
-        }
-    };
-    let all = pieces(reply, seats).flat_map(move |piece| iter(events(&piece)));
-    Ok(sent(all.map(|event| {
-        let name = event["type"].as_str().unwrap_or_default();
-        Event::default().event(name).data(event.to_string())
-    })))
-}
-
-fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
-    let events = Sse::new(events.map(Ok::<_, Infallible>));
-    events.keep_alive(KeepAlive::default()).into_response()
-}
-
-fn wrong_method(path: &str, method: &str) -> Refusal {
-    let message = format!("{path} takes {method} alone");
-    Refusal::status(StatusCode::METHOD_NOT_ALLOWED, message)
+    Ok(route.stream((repeated, read), pieces(reply, seats)))
 }
 
 fn health(app: &App) -> Result<Response, Refusal> {
@@ -286,7 +199,7 @@ fn health(app: &App) -> Result<Response, Refusal> {
     }
     match app.leaving.load(Ordering::SeqCst) {
         true => Err(Refusal::leaving()),
-        false => Ok(document(&json!({"status": "ok"}))),
+        false => Ok(wire::document(&json!({"status": "ok"}))),
     }
 }
 
@@ -303,16 +216,12 @@ fn models(app: &App, parts: &Parts) -> Result<Response, Refusal> {
         Some(one) if one.strip_prefix('/') == Some(name) => model,
         Some(_) => return Err(Refusal::no_model(format!("the policy here is {name:?}"))),
         None => {
-            let message = format!(
-                "there is no {path}; there are {}, /v1/models and /health",
-                Route::ALL.map(|(path, _)| path).join(", ")
-            );
-            return Err(Refusal::status(StatusCode::NOT_FOUND, message));
+            return Err(wire::no_path(path, &Route::ALL));
         }
     };
     match parts.method == Method::GET {
-        true => Ok(document(&found)),
-        false => Err(wrong_method(path, "GET")),
+        true => Ok(wire::document(&found)),
+        false => Err(wire::wrong_method(path, "GET")),
     }
 }
 
@@ -321,43 +230,24 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(key) = &app.key else {
         return Ok(());
     };
-    let bearer = headers.get(header::AUTHORIZATION);
-    let bearer = bearer.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let own = || headers.get("x-api-key").map(|value| value.as_bytes());
-    let given = bearer.or_else(own).unwrap_or_default();
+    let given = wire::key(headers);
     let differ = (given.iter().zip(key.as_bytes())).fold(0, |all, (x, y)| all | (x ^ y));
     match given.len() == key.len() && differ == 0 {
         true => Ok(()),
         false => {
             let message = "this server wants its key, as bearer or x-api-key";
-            Err(Refusal::status(StatusCode::UNAUTHORIZED, message))
+            Err(Refusal::no_key(message))
         }
     }
 }
 
 /// Reads a body: what it asks for, and what the answer repeats of it.
 async fn read(app: &App, route: Route, body: Body) -> Result<(Ask, Value), Refusal> {
-    let reading = async {
-        let permit = app.bodies.acquire().await;
-        let body = to_bytes(body, BODY_BYTES_MAX).await;
-        (permit, body)
-    };
-    let slow = || Refusal::status(StatusCode::REQUEST_TIMEOUT, "the body does not arrive");
-    let (_permit, body) =
-        (tokio::time::timeout(BODY_PATIENCE, reading).await).map_err(|_| slow())?;
-    let body: Bytes = body.map_err(|e| {
-        let message =
-            format!("the body cannot be read, or has more than {BODY_BYTES_MAX} bytes: {e}");
-        Refusal::status(StatusCode::PAYLOAD_TOO_LARGE, message)
-    })?;
+    let (body, _permit) = wire::body(&app.bodies, body).await?;
     let serving = Arc::clone(&app.serving);
     let read = move || {
-        let (served, fields) = (&serving.served, Fields::parse(&body)?);
-        let (fields, repeated) = match route {
-            Route::Completions | Route::Chat => (fields, Value::Null),
-            Route::Messages => (messages::chat_fields(fields)?, Value::Null),
-            Route::Responses => responses::chat_fields(fields)?,
-        };
+        let served = &serving.served;
+        let (fields, repeated) = route.fields(&body)?;
         let form = match route {
             Route::Completions => Form::Completion,
             Route::Chat | Route::Messages | Route::Responses => Form::Chat,
@@ -388,9 +278,4 @@ fn take_places(app: &App, places: usize) -> Result<OwnedSemaphorePermit, Refusal
             app.places_max
         )),
     })
-}
-
-fn document(content: &Value) -> Response {
-    let json = [(header::CONTENT_TYPE, "application/json")];
-    (StatusCode::OK, json, content.to_string()).into_response()
 }

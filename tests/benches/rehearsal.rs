@@ -114,6 +114,7 @@ async fn work(store: &str, queue: &str, cache: &Path, stages: &str) -> anyhow::R
         .map(|name| name.parse().map_err(anyhow::Error::msg))
         .collect::<anyhow::Result<_>>()?;
     let options = WorkerOptions {
+        gateway: Default::default(),
         store: Store::open(store).await?,
         queue: Queue::open(queue, QueueOptions::leasing(10)).await?,
         name: agentgym_worker::worker_name(0),

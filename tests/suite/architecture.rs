@@ -39,6 +39,7 @@ const IMPORTS: [(&str, &[&str]); 15] = [
             "model",
             "queue",
             "record",
+            "serve",
             "storage",
             "text",
         ],

@@ -28,6 +28,7 @@ mod fleet;
 mod forks;
 mod glossary;
 mod gpu_check;
+mod harness;
 mod hostile;
 mod import;
 mod key_names;

@@ -124,6 +124,7 @@ async fn play(
     let queue = Queue::open(&url, QueueOptions::leasing(60)).await.unwrap();
     let (events, mut news) = broadcast::channel(100_000);
     let options = WorkerOptions {
+        gateway: Default::default(),
         drain_grace: agentgym_worker::DRAIN_GRACE,
         meters: Default::default(),
         machine: Default::default(),
@@ -257,6 +258,7 @@ fn a_worker_with_panicking_stages() {
     runtime.block_on(async {
         let lease = QueueOptions::leasing(told["lease_s"].as_u64().unwrap());
         let options = WorkerOptions {
+            gateway: Default::default(),
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),
             machine: Default::default(),

@@ -119,7 +119,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     const index = event.target.dataset?.i;
     if (index !== undefined) { const [q, t, place] = flat[Number(index)]; inspect(inspector, q, t, place, Number(index)); }
   } }, context, turns,
-  e.judgement?.reason ? h("p", { class: "card" }, h("b", {}, "The reward function: "), e.judgement.reason) : null,
+  e.judgement?.reason ? h("p", { class: "card" }, h("b", {}, e.agent ? "The judge: " : "The reward function: "), e.judgement.reason) : null,
   e.fault ? h("p", { class: "card warn" }, "The environment failed: ", e.fault) : null);
 
   show(root,
@@ -135,7 +135,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
       ["advantage", e.advantage === null ? null : h("b", { class: "signed " + direction(e.advantage) }, signed(e.advantage, 4))],
       ["turns", e.turns.length], ["tokens", `${flat.filter(([q, t]) => q.mask[t]).length} sampled of ${flat.length}`],
       ["from", a(link(["runs", run, "parts", ...part]), part.join("/"))], ["worker", e.worker && h("span", { title: e.worker }, shortName(e.worker))],
-      ["slot", e.slot],
+      ["slot", e.slot], ["agent", e.agent?.words],
     ]),
     h("div", { class: "toolbar" },
       choice("Colour tokens by", available.map(([key, text]) => [key, text]), colour[0], (value) => go(["runs", run, "episodes", ...part, k], { ...query, colour: value })),
@@ -258,6 +258,7 @@ function turnCard(e, turn, index, flat, tokens) {
     h("header", {}, h("h2", {}, "Turn " + (index + 1)),
       h("span", { class: "meta" }, [
         turn.parse === "clean" ? null : h("span", { class: "tag " + turn.parse, title: turn.parse === "invalid" ? INVALID : NORMALISED }, turn.parse === "invalid" ? "no action found" : "action normalised"),
+        e.agent?.places[index] ? h("span", { class: "tag" }, e.agent.places[index]) : null,
         turn.finish === "length" ? h("span", { class: "tag invalid", title: CUT }, "cut") : null,
         `${own.length} tokens`, turn.reward === null ? "" : ` · reward ${num(turn.reward)}`, turn.done ? " · done" : "",
       ])),

@@ -5,6 +5,7 @@ use crate::Cause;
 use crate::busy::{Busy, BusyCall, Spent, StoreRequest};
 use crate::deliveries::Deliveries;
 use crate::environments::Environments;
+use crate::gateway::AgentGateway;
 use crate::held_states::HeldStates;
 use crate::meters::Meters;
 use crate::policies::{Critics, KeptForeign, Policies};
@@ -61,6 +62,8 @@ pub struct Resources {
     pub critics: Critics,
     /// Environment clients and built-in servers.
     pub environments: Environments,
+    /// Where agents behind a harness ask for messages.
+    pub gateway: Arc<AgentGateway>,
     /// What was done so far, for operators.
     pub meters: Arc<Meters>,
     /// Bytes of policies that the process has read ahead of their parts since an attempt last ended.
@@ -71,6 +74,26 @@ pub struct Resources {
     pub deliveries: Arc<Deliveries>,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
+}
+
+impl Resources {
+    /// Nothing is in memory yet.
+    pub(crate) fn new(threads: usize, device: agentgym_model::Device) -> Self {
+        Self {
+            threads,
+            device,
+            policies: Policies::default(),
+            foreign: KeptForeign::default(),
+            critics: Critics::default(),
+            environments: Environments::default(),
+            gateway: Arc::default(),
+            meters: Arc::default(),
+            read_ahead: Arc::default(),
+            states: HeldStates::default(),
+            deliveries: Arc::default(),
+            drain_grace: crate::DRAIN_GRACE,
+        }
+    }
 }
 
 /// Measurements of an attempt: rates and times, which stay out of artifacts.

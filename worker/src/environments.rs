@@ -25,6 +25,8 @@ pub struct Environment {
     pub client: EnvClient,
     /// Its URL.
     pub url: String,
+    /// Longest time for a call, in seconds.
+    pub call_timeout_s: f64,
     /// Most rounds of an episode, regardless of the horizon.
     pub rounds_max: u32,
     /// Most tokens of a turn.
@@ -111,6 +113,7 @@ impl Environments {
             spec,
             client,
             url: without_secrets(&url),
+            call_timeout_s: gym.timeout,
             rounds_max: declared.max_rounds.unwrap_or(u32::MAX),
             turn_tokens_max: declared.max_tokens.unwrap_or(usize::MAX),
         })

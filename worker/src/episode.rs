@@ -11,6 +11,9 @@
 //! from the tape: they are neither sampled nor requested again. A session is opened at the end of
 //! the tape, and not at all if the tape holds the whole episode.
 
+mod agent;
+mod answers;
+mod asked;
 mod player;
 mod scene;
 mod take_up;
@@ -38,6 +41,10 @@ impl Player {
     /// The environment cannot be reached at all, the task does not fit the
     /// config, the model failed, or the worker drains.
     pub(crate) async fn play(&self, request: &Request, tape: &mut Tape) -> Result<Episode> {
+        let harness = self.environments.get(&request.task.env);
+        if let Some(harness) = harness.filter(|environment| environment.spec.harness) {
+            return self.play_agent(request, harness, tape).await;
+        }
         let (mut fault, mut plays) = (String::new(), 0);
         while plays <= self.rules.fault_retries {
             match self.attempt(request, tape).await {

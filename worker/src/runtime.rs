@@ -9,6 +9,7 @@ use crate::Cause;
 use crate::attempt::{self, Ended};
 use crate::bench::AttemptContext;
 use crate::context::{Event, Resources};
+use crate::gateway::{AgentGateway, GatewayOptions};
 use crate::health::Health;
 use crate::meters::Meters;
 use crate::run_state::RunState;
@@ -72,6 +73,8 @@ pub struct WorkerOptions {
     pub drain_grace: Duration,
     /// What its operator says of its machine; the device is filled in.
     pub machine: MachineFacts,
+    /// Where agents behind a harness ask for messages.
+    pub gateway: GatewayOptions,
     /// What the process has done so far, for operators.
     pub meters: Arc<Meters>,
 }
@@ -121,17 +124,10 @@ pub async fn run_worker(
     options.machine.device.clone_from(&device_name);
     (options.meters).worker(&options.name, &device_name, device.numeric_class());
     let resources = Arc::new(Resources {
-        threads: device.threads(options.threads),
-        device,
-        policies: crate::policies::Policies::default(),
-        foreign: Default::default(),
-        critics: crate::policies::Critics::default(),
-        environments: crate::environments::Environments::default(),
+        gateway: Arc::new(AgentGateway::new(options.gateway.clone())),
         meters: Arc::clone(&options.meters),
-        read_ahead: Default::default(),
-        states: Default::default(),
-        deliveries: Default::default(),
         drain_grace: options.drain_grace,
+        ..Resources::new(device.threads(options.threads), device)
     });
     let queue = options.queue.clone();
     let mut stages = match options.stages.as_slice() {

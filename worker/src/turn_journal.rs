@@ -11,11 +11,13 @@ use crate::{Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload as _, decode, encode, kind};
 use agentgym_jobs::episode::{Episode, Episodes, Sequence, Task};
 use agentgym_jobs::journal::{
-    Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, Told, beginning, link,
+    Answered, Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, Told,
+    beginning, link,
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
 
 /// Approximate limit of a segment in bytes. A segment is larger only if a single event is (an
 /// observation may be as large as the environment client allows).
@@ -58,10 +60,20 @@ pub struct TurnJournal {
     sampled_told: u64,
     /// What [`Self::collect`] has taken over, and its tokens.
     collected: (Vec<(Record, usize)>, u64),
+    /// Events up to those.
+    collected_to: u64,
     shared: Arc<Shared>,
 }
 
-type Shared = Mutex<State>;
+/// What the tapes of an attempt share.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Events that are in the store.
+    written: watch::Sender<u64>,
+    /// Somebody waits until an event is there.
+    wanted: Arc<Notify>,
+}
 
 /// State shared by the tapes of an attempt.
 #[derive(Debug, Default)]
@@ -71,6 +83,8 @@ struct State {
     /// For each episode, the index of its last record in `unsaved`.
     latest: BTreeMap<Key, usize>,
     unsaved_tokens: u64,
+    /// Events that were recorded.
+    recorded: u64,
     journalled_tokens: u64,
     taken_up_tokens: u64,
     begun_anew: u64,
@@ -78,7 +92,8 @@ struct State {
 
 fn held(shared: &Shared) -> MutexGuard<'_, State> {
     // Consistent even after a panic elsewhere: nothing in this file panics while holding it.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+    let state = shared.state.lock();
+    state.unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TurnJournal {
@@ -142,7 +157,11 @@ impl TurnJournal {
             sampled_before,
             sampled_told: 0,
             collected: Default::default(),
-            shared: Arc::new(Mutex::new(state)),
+            collected_to: 0,
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                ..Shared::default()
+            }),
         })
     }
 
@@ -174,6 +193,7 @@ impl TurnJournal {
         state.latest.clear();
         self.collected.0.append(&mut state.unsaved);
         self.collected.1 += std::mem::take(&mut state.unsaved_tokens);
+        self.collected_to = state.recorded;
     }
 
     /// [`Self::collect`] and [`Self::write`].
@@ -218,7 +238,13 @@ impl TurnJournal {
         }
         self.sampled_told = sampled_tokens;
         held(&self.shared).journalled_tokens += tokens;
+        self.shared.written.send_replace(self.collected_to);
         Ok(())
+    }
+
+    /// Notified when somebody waits until an event is written.
+    pub(crate) fn wanted(&self) -> Arc<Notify> {
+        Arc::clone(&self.shared.wanted)
     }
 
     /// Figures about tokens that were sampled twice; see docs/metrics.md.
@@ -346,7 +372,8 @@ impl Tape {
 
     /// True if the whole episode is recorded.
     pub fn is_whole(&self) -> bool {
-        matches!(self.recorded.back(), Some((Event::Over, _)))
+        let last = self.recorded.back();
+        matches!(last, Some((Event::Over | Event::Played(_), _)))
     }
 
     /// The environment's first observation, if it is recorded.
@@ -384,6 +411,27 @@ impl Tape {
         })?;
         self.take_up(said.0.token_ids.len());
         Some(said)
+    }
+
+    /// The recorded answers to an agent, in the order in which they were given, and the episode if it is
+    /// whole.
+    pub(crate) fn answers(&mut self) -> (Vec<Answered>, Option<Episode>) {
+        let mut answers = Vec::new();
+        while matches!(self.recorded.front(), Some((Event::Answered(_), _)))
+            && let Some(answered) = self.next(|event| match event {
+                Event::Answered(answered) => Ok(*answered),
+                other => Err(other),
+            })
+        {
+            self.take_up(answered.message.token_ids.len());
+            answers.push(answered);
+        }
+        let played = self.next(|event| match event {
+            Event::Played(played) => Ok(*played),
+            other => Err(other),
+        });
+        let episode = played.and_then(|played| played.into_vec().pop());
+        (answers, episode.filter(|episode| episode.check().is_ok()))
     }
 
     fn take_up(&mut self, tokens: usize) {
@@ -445,6 +493,7 @@ impl Tape {
         let mut state = held(&self.shared);
         let state = &mut *state;
         state.unsaved_tokens += event.sampled_tokens();
+        state.recorded += 1;
         let key = (self.group, self.sample);
         let latest = state.latest.get(&key).copied();
         // A record may not be larger than a segment.
@@ -470,6 +519,17 @@ impl Tape {
                 };
                 state.unsaved.push((record, bytes));
             }
+        }
+    }
+
+    /// Waits until all that was recorded so far is in the store.
+    pub(crate) fn written(&self) -> impl Future<Output = ()> + use<> {
+        let recorded = held(&self.shared).recorded;
+        let mut written = self.shared.written.subscribe();
+        self.shared.wanted.notify_one();
+        async move {
+            // The attempt ends otherwise, and who waits with it.
+            let _ = written.wait_for(|written| *written >= recorded).await;
         }
     }
 

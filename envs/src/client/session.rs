@@ -11,7 +11,7 @@ use super::pool::Place;
 use super::reply::{at, unlike};
 use crate::error::EnvError;
 use crate::parser::{Parsed, offered::lenient};
-use crate::spec::{Actions, DoneRule, FirstObservation, Fixed, RewardRule};
+use crate::spec::{Actions, DoneRule, End, Ended, FirstObservation, Fixed, RewardRule};
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,8 @@ pub struct StepOutput {
     pub parsed: Parsed,
     /// The client answered locally; nothing was sent.
     pub local: bool,
+    /// What a harness says of its agent, which has ended.
+    pub ended: Option<Ended>,
 }
 
 /// An open session. Dropping it closes it in the background, or keeps it for a later episode if the
@@ -197,6 +199,7 @@ impl Session {
                 action: None,
                 parsed,
                 local: true,
+                ended: None,
             });
         };
         let step = spec.routes.step;
@@ -216,7 +219,12 @@ impl Session {
                 return Err(self.protocol(step, &found, &reply));
             }
         };
+        let ended = match spec.harness && done {
+            true => Some(self.ended(&reply)?),
+            false => None,
+        };
         let reward = match spec.reward_rule {
+            _ if spec.harness && ended.as_ref().is_none_or(|ended| ended.reward.is_none()) => 0.0,
             RewardRule::EachStep => self.number(&reply)?,
             RewardRule::WhenDone if done => self.number(&reply)?,
             RewardRule::WhenDone => 0.0,
@@ -247,6 +255,7 @@ impl Session {
             action: Some(action),
             parsed,
             local: false,
+            ended,
         })
     }
 
@@ -341,6 +350,19 @@ impl Session {
             true => Ok(number),
             false => failed("a reward beyond all bounds"),
         }
+    }
+
+    /// What a harness says of its agent. Who finished has a reward.
+    fn ended(&self, reply: &Value) -> Result<Ended, EnvError> {
+        let (spec, step) = (self.inner.spec, self.inner.spec.routes.step);
+        let mut ended: Ended = serde_json::from_value(reply.clone())
+            .map_err(|error| self.protocol(step, &error.to_string(), reply))?;
+        let judged = !at(reply, spec.reward_key).is_null();
+        ended.reward = match judged || ended.how == End::Finished {
+            true => Some(self.number(reply)?),
+            false => spec.failed_reward,
+        };
+        Ok(ended)
     }
 
     /// Whether a reply says that a limit of the server ended the episode.

@@ -32,6 +32,8 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     reward_is_total: false,
     reward_scale: 1.0,
     done_key: "done",
+    harness: false,
+    failed_reward: None,
     truncated_key: None,
     done_rule: DoneRule::Any,
     errors: ErrorShape::Soft,

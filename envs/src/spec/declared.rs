@@ -192,8 +192,21 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// Whether actions are calls or text, and not half of each.
+/// Whether actions are calls or text, and not half of each; an agent behind a harness acts by itself.
 fn tools(spec: &EnvSpec) -> Result<(), Problem> {
+    if spec.harness && (!spec.calls.is_empty() || spec.actions != Actions::None) {
+        let field = if spec.calls.is_empty() {
+            "actions"
+        } else {
+            "calls"
+        };
+        let found = "the agent behind a harness acts by itself; leave it out";
+        return Problem::of(field, found);
+    }
+    if spec.failed_reward.is_some() && !spec.harness {
+        let found = "is for agents that play behind a harness; say harness: true, or leave it out";
+        return Problem::of("failed_reward", found);
+    }
     let calls = spec.parser == Parser::ToolCall;
     if calls == spec.calls.is_empty() {
         let found = "tools that are called need parser: tool_call, and that needs tools; give both or neither";

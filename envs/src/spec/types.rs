@@ -1,6 +1,7 @@
 //! The properties of a server that the client has to know.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::calls::{self, Tool};
@@ -187,6 +188,45 @@ impl Replay {
     }
 }
 
+/// What a harness says of an agent that has ended.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Ended {
+    /// How.
+    #[serde(rename = "ended")]
+    pub how: End,
+    /// None where nothing judged it.
+    pub reward: Option<f64>,
+    /// What the reward is made of, by the harness's own names.
+    pub components: BTreeMap<String, f64>,
+    /// In words.
+    pub reason: String,
+}
+
+/// How an agent ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// By itself.
+    #[default]
+    Finished,
+    /// By an error of its own.
+    Failed,
+    /// By a limit of time or output.
+    Stopped,
+}
+
+impl End {
+    /// The word in a reply and in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
 /// Paths of the calls, below the base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -255,6 +295,14 @@ pub struct EnvSpec {
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.
     pub done_key: &'static str,
+    /// An agent behind the server plays, and asks this program's gateway for every message of the policy
+    /// (docs/harness.md). A plan from before has no such field.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub harness: bool,
+    /// The reward of an episode whose agent failed or ran out of time by itself, where its harness gives
+    /// none; without it such an episode is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_reward: Option<f64>,
     /// Key of a flag in replies to `/step` and `/reset` that ends the episode too, where a limit of
     /// the server cut it off. A plan from before has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -309,7 +357,10 @@ impl EnvSpec {
 
     /// Reads an action out of a model's text.
     pub fn parse(&self, model_text: &str) -> Parsed {
-        self.parser.parse(self.calls, model_text)
+        match self.harness {
+            true => Parser::Raw.parse(&[], model_text),
+            false => self.parser.parse(self.calls, model_text),
+        }
     }
 
     /// A model's text that is valid in every state.

@@ -5,11 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use agentgym_envs::builtin::{self, BuiltinTasks, Limits, Registered};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
-use agentgym_envs::server::ServerOptions;
+use agentgym_envs::harness::{self, Harness, HarnessOptions};
+use agentgym_envs::server::{ServerHandle, ServerOptions, serve};
 use agentgym_envs::spec::{declared, spec};
 use agentgym_games::template::{self, Language};
 use agentgym_text::{Visible, visible};
@@ -76,6 +78,41 @@ enum Tool {
     },
 }
 
+/// Serve tasks to an agent of your own: each episode starts a command, which asks the policy through
+/// OpenAI's or Anthropic's API (docs/harness.md).
+#[derive(Args)]
+struct HarnessArguments {
+    /// The agent's command line; sh runs it in a folder of its own.
+    #[arg(long)]
+    command: String,
+    /// The tasks: a JSON object with a text `prompt` on each line; `files` are put into the folder.
+    #[arg(long, value_name = "FILE")]
+    tasks: PathBuf,
+    /// A command line that judges what the agent left: it prints a reward, or JSON with `reward`,
+    /// `components` and `reason`, or says by its exit code whether the task is solved [default: what the
+    /// agent writes to $AGENTGYM_REWARD].
+    #[arg(long, value_name = "COMMAND")]
+    judge: Option<String>,
+    /// The agent's own exit code says whether the task is solved.
+    #[arg(long, conflicts_with = "judge")]
+    reward_by_exit: bool,
+    /// Seconds that an agent may take, those in which the policy is sampled apart.
+    #[arg(long, default_value_t = 600.0)]
+    time_limit_s: f64,
+    /// Mebibytes that an agent may write to its standard streams.
+    #[arg(long, default_value_t = 16)]
+    output_max_mib: u64,
+    /// Where the folders of episodes are made [default: the system's folder for temporary files].
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Leave these folders, each with the agent's output.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// The port of a harness.
+const HARNESS_PORT: u16 = 36010;
+
 /// Where to listen, and limits.
 #[derive(Args)]
 struct Listen {
@@ -112,12 +149,73 @@ fn command() -> Command {
                 .value_parser(rules),
         )
         .subcommands(agentgym_games::ALL.iter().map(server));
-    Tool::augment_subcommands(command)
+    let harness = Command::new("harness");
+    let harness = HarnessArguments::augment_args(Listen::augment_args(harness));
+    let harness = harness.mut_arg("port", |port| {
+        let help = "Port to listen on; 0 takes a free one";
+        port.help(format!("{help} [default: {HARNESS_PORT}]"))
+    });
+    Tool::augment_subcommands(command.subcommand(harness))
         .about("AgentGym environments written in Rust")
         .mut_subcommand("demos", |demos| {
             let about = demos.get_about().cloned().unwrap_or_default();
             (TEXTCRAFT.arguments)(demos).about(about)
         })
+}
+
+/// Serves a harness until interrupted.
+async fn listen_harness(matches: &ArgMatches) -> Result<()> {
+    let (listen, given) = (
+        Listen::from_arg_matches(matches)?,
+        HarnessArguments::from_arg_matches(matches)?,
+    );
+    let tasks = harness::tasks(&given.tasks).map_err(anyhow::Error::msg)?;
+    if given.time_limit_s.is_nan() || given.time_limit_s <= 0.0 {
+        bail!(
+            "--time-limit-s is {}; it must be above 0",
+            given.time_limit_s
+        );
+    }
+    let options = HarnessOptions {
+        command: given.command,
+        judge: given.judge,
+        judges_by_exit: given.reward_by_exit,
+        time_limit_s: given.time_limit_s,
+        output_bytes_max: given.output_max_mib.saturating_mul(1 << 20),
+        folder: std::path::absolute(given.folder.unwrap_or_else(std::env::temp_dir))?,
+        keeps_folders: given.keep,
+    };
+    let server = listen.options();
+    let addr = SocketAddr::new(listen.host, listen.port.unwrap_or(HARNESS_PORT));
+    let harness = Arc::new(Harness::new(options, tasks, &server));
+    let serving = Arc::clone(&harness);
+    let server = serve(serving, "", addr, server).await?;
+    told(&server)?;
+    interrupted().await?;
+    // Calls that wait for an agent get its end.
+    tokio::task::spawn_blocking(move || harness.close()).await?;
+    server.stop().await;
+    Ok(())
+}
+
+impl Listen {
+    fn options(&self) -> ServerOptions {
+        ServerOptions {
+            session_ttl_s: self.limits.ttl_s,
+            sessions_max: self.limits.sessions_max,
+            // Numbers that no earlier process has used: a client of that process must not reach another
+            // client's session by its own number.
+            first_id: unix_ms(),
+        }
+    }
+}
+
+/// On stdout and flushed: a process that starts the server waits for this line.
+fn told(server: &ServerHandle) -> Result<()> {
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "listening on {}", server.url)?;
+    stdout.flush()?;
+    Ok(())
 }
 
 /// Serves until interrupted.
@@ -127,19 +225,10 @@ async fn listen(row: &'static Registered, matches: &ArgMatches) -> Result<()> {
     let progress = |done: u64, total: u64| {
         eprintln!("reading the corpus: {} of {} MiB", done >> 20, total >> 20);
     };
-    let options = ServerOptions {
-        session_ttl_s: listen.limits.ttl_s,
-        sessions_max: listen.limits.sessions_max,
-        // Numbers that no earlier process has used: a client of that process must not reach another
-        // client's session by its own number.
-        first_id: unix_ms(),
-    };
+    let options = listen.options();
     let addr = SocketAddr::new(listen.host, listen.port.unwrap_or(row.port));
     let server = source.serve(addr, options, progress).await?;
-    // On stdout and flushed: a process that starts the server waits for this line.
-    let mut stdout = std::io::stdout();
-    writeln!(stdout, "listening on {}", server.url)?;
-    stdout.flush()?;
+    told(&server)?;
     interrupted().await?;
     server.stop().await;
     Ok(())
@@ -193,6 +282,10 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
         listen(row, own).await?;
         return Ok(ExitCode::SUCCESS);
     }
+    if name == "harness" {
+        listen_harness(own).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     match Tool::from_arg_matches(matches)? {
         Tool::Doctor {
             url,
@@ -214,8 +307,8 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
                 call_timeout_s,
             };
             // Printed immediately, since some servers take minutes to open a session.
-            let told = |what: &str| eprintln!("{}", visible(what));
-            let report = examine(known, &url, &options, told).await?;
+            let say = |what: &str| eprintln!("{}", visible(what));
+            let report = examine(known, &url, &options, say).await?;
             println!("{}", visible(&report.to_string()));
             return Ok(match report.verdict() {
                 // As of `agentgym-submit`, where an environment is not what its name says.

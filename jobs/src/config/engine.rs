@@ -110,6 +110,43 @@ pub(super) fn tools(config: &Config, name: &str, environment: &Environment) -> R
     }
 }
 
+/// The agent behind a harness keeps its own conversation.
+pub(super) fn harness(config: &Config, name: &str, environment: &Environment) -> Result<()> {
+    if !config.spec(&environment.task_name)?.harness {
+        return Ok(());
+    }
+    let (rollout, gym) = (
+        &config.actor_rollout_ref.rollout,
+        &config.actor_rollout_ref.agentgym,
+    );
+    let unfit = [
+        (rollout.engine == RolloutEngine::Chat, ENGINE),
+        (
+            gym.context_turns.is_some(),
+            "actor_rollout_ref.agentgym.context_turns",
+        ),
+        (gym.summary.is_some(), SUMMARY),
+        (
+            gym.reply_prefix.is_some(),
+            "actor_rollout_ref.agentgym.reply_prefix",
+        ),
+        (
+            gym.lenient_actions,
+            "actor_rollout_ref.agentgym.lenient_actions",
+        ),
+    ];
+    match unfit.iter().find(|(is_set, _)| *is_set) {
+        None => Ok(()),
+        Some((_, key)) => Err(Error::value(
+            *key,
+            format!(
+                "environment `{name}` is played by an agent behind a harness, which keeps its own \
+                 conversation: leave this out"
+            ),
+        )),
+    }
+}
+
 /// An engine in this process asks no server.
 fn no_server(config: &Config, engine: &str) -> Result<()> {
     let server = &config.actor_rollout_ref.rollout.server;

@@ -63,6 +63,7 @@ pub(crate) fn check_environments(config: &Config) -> Result<()> {
         };
         known_environment(config, &key, &environment.task_name)?;
         engine::tools(config, &name, &environment)?;
+        engine::harness(config, &name, &environment)?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ mod guard;
 mod limit;
 mod message;
 mod python;
+mod recorded;
 mod settings;
 mod tools;
 
@@ -20,6 +21,7 @@ use self::guard::{GUARD, Guarded};
 use self::limit::Limited;
 use self::message::{CLOSE, OPEN};
 pub use self::message::{Message, Role, ToolCall};
+pub use self::recorded::SampledReply;
 pub use self::settings::{TEMPLATE_DATE, TemplateSettings};
 use self::settings::{VARIABLE, asks_for_date};
 use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt};
@@ -294,20 +296,31 @@ impl Chat {
         ids_max: usize,
     ) -> Result<Option<Vec<u32>>> {
         let (guarded, end, text) = self.bridged(ended_with_eos, message)?;
-        if exceeds(tokenizer, &guarded.parts(&text), ids_max) {
-            return Ok(None);
+        match exceeds(tokenizer, &guarded.parts(&text), ids_max) {
+            true => Ok(None),
+            false => self.ids_behind(tokenizer, &guarded, &end, &text).map(Some),
         }
-        // Some tokenizers encode the start of a text otherwise than its middle, so what follows the
-        // end of a reply is encoded behind it.
-        let end_id = tokenizer.token_to_id(&end);
+    }
+
+    /// Ids of a text that follows the token `end`. Some tokenizers encode the start of a text otherwise
+    /// than its middle, so it is encoded behind that token.
+    fn ids_behind(
+        &self,
+        tokenizer: &Tokenizer,
+        guarded: &Guarded,
+        end: &str,
+        text: &str,
+    ) -> Result<Vec<u32>> {
+        let end_id = tokenizer.token_to_id(end);
         if let Some(end_id) = end_id.filter(|_| !self.bridges_alone) {
-            let mut ids = tokenizer.encode_parts(&guarded.parts(&(end + &text)))?;
+            let behind = format!("{end}{text}");
+            let mut ids = tokenizer.encode_parts(&guarded.parts(&behind))?;
             if ids.first() == Some(&end_id) {
                 ids.remove(0);
-                return Ok(Some(ids));
+                return Ok(ids);
             }
         }
-        tokenizer.encode_parts(&guarded.parts(&text)).map(Some)
+        tokenizer.encode_parts(&guarded.parts(text))
     }
 
     /// The environment's answer as a message: to a call it is the tool's.
@@ -351,10 +364,18 @@ impl Chat {
         let guarded = Guarded::new(&mut messages, &self.guarded);
         let [message] = messages;
         let (end_of_turn, bridge) = self.after_reply(&message)?;
-        Ok(match (ended_with_eos, self.special.first(&end_of_turn)) {
-            (true, Some((_, token))) => (guarded, token.to_owned(), bridge),
-            _ => (guarded, String::new(), end_of_turn + &bridge),
-        })
+        let text = end_of_turn + &bridge;
+        let (end, text) = self.without_end(ended_with_eos, &text);
+        Ok((guarded, end.to_owned(), text.to_owned()))
+    }
+
+    /// What follows a reply, without the special token that ends it where the policy sampled that, and
+    /// the token.
+    fn without_end<'a>(&'a self, ended_with_eos: bool, text: &'a str) -> (&'a str, &'a str) {
+        match self.special.first(text).filter(|_| ended_with_eos) {
+            Some((start, token)) => (token, &text[start + token.len()..]),
+            None => ("", text),
+        }
     }
 
     /// The id that ends a turn of the policy.

@@ -7,6 +7,7 @@ use crate::credit::{Compared, evolved, fate};
 use crate::records::{Content, Filter, content, episodes, list_actions, slots};
 use crate::runs::RunView;
 use crate::{Error, Result};
+use agentgym_jobs::agent_record::AgentRecord;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::episode::{ContextSummary, Episode, Judgement, Outcome, Turn};
 use agentgym_jobs::pipeline::{PartId, Records, Stage, batch_of};
@@ -61,6 +62,23 @@ struct SequencePage {
     advantages: Option<Vec<f64>>,
 }
 
+/// How an agent behind a harness came to its turns, in words.
+#[derive(Debug, Serialize)]
+struct AgentPage {
+    words: String,
+    /// For each turn where it stands, if it does not continue the one before it.
+    places: Vec<Option<String>>,
+}
+
+impl AgentPage {
+    fn of(agent: &AgentRecord, turns: usize) -> Self {
+        Self {
+            words: agent.words(),
+            places: (0..turns).map(|turn| agent.place(turn)).collect(),
+        }
+    }
+}
+
 /// An episode's page.
 #[derive(Debug, Serialize)]
 pub(crate) struct EpisodePage {
@@ -90,6 +108,7 @@ pub(crate) struct EpisodePage {
     available: Vec<Option<Vec<String>>>,
     summaries: Vec<ContextSummary>,
     judgement: Option<Judgement>,
+    agent: Option<AgentPage>,
     sequences: Vec<SequencePage>,
     siblings: Vec<EpisodeRow>,
 }
@@ -160,6 +179,7 @@ pub(super) async fn episode(
         available: e.available_actions(),
         summaries: e.summaries(),
         judgement: e.judgement(),
+        agent: e.agent().map(|agent| AgentPage::of(&agent, e.turns.len())),
         turns: e.turns,
         sequences,
         siblings,

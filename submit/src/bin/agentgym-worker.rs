@@ -10,8 +10,8 @@ use agentgym_storage::{MachineFacts, RunId, Store};
 use agentgym_submit::cli::version;
 use agentgym_text::Visible;
 use agentgym_worker::{
-    Cause, Cloud, Error, Event, Meters, ScratchFolder, SyncOptions, WorkerOptions, run_worker,
-    serve_metrics, sync_policies,
+    Cause, Cloud, Error, Event, GatewayOptions, Meters, ScratchFolder, SyncOptions, WorkerOptions,
+    run_worker, serve_metrics, sync_policies,
 };
 use clap::Parser;
 use std::collections::BTreeMap;
@@ -85,6 +85,12 @@ struct Arguments {
     /// Let --metrics listen where other machines can read it.
     #[arg(long, requires = "metrics")]
     metrics_public: bool,
+    /// Where agents behind a harness ask for messages (docs/harness.md); port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = GatewayOptions::default().address)]
+    gateway_addr: SocketAddr,
+    /// How harnesses on other machines reach that address, such as http://HOST:PORT.
+    #[arg(long, value_name = "URL")]
+    gateway_url: Option<String>,
     /// End when the run is finished.
     #[arg(long, requires = "run")]
     exit_when_finished: bool,
@@ -326,6 +332,10 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         folders: scratch.folders().clone(),
         prefetch: true,
         drain_grace: agentgym_worker::grace_of(limit),
+        gateway: GatewayOptions {
+            address: arguments.gateway_addr,
+            url: arguments.gateway_url,
+        },
         meters,
         machine: MachineFacts {
             device: String::new(),

@@ -344,6 +344,10 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
 fn turns(episode: &Episode) -> String {
     let mut out = indented("prompt", &episode.told());
     let available = episode.available_actions();
+    let agent = episode.agent();
+    if let Some(agent) = &agent {
+        out += &indented("agent", &agent.words());
+    }
     let summaries = episode.summaries();
     let answers = if episode.tools().is_empty() {
         "env"
@@ -364,8 +368,10 @@ fn turns(episode: &Episode) -> String {
             Parse::Normalised => ", normalised",
             Parse::Invalid => ", no action found",
         };
+        let place = agent.as_ref().and_then(|agent| agent.place(index));
+        let place = place.map_or_else(String::new, |place| format!(", {place}"));
         let label = format!(
-            "turn {} policy ({} tokens{finish}{parse})",
+            "turn {} policy ({} tokens{finish}{parse}{place})",
             index + 1,
             turn.policy.1 - turn.policy.0
         );

@@ -28,6 +28,7 @@ pub(super) fn start_workers(
     let mut workers = JoinSet::new();
     for index in 0..plan.config.jobs.workers {
         let options = WorkerOptions {
+            gateway: Default::default(),
             store: store.clone(),
             queue: queue.clone(),
             name: agentgym_worker::worker_name(index),

@@ -395,6 +395,7 @@ impl Scene {
             _ => vec![],
         };
         WorkerOptions {
+            gateway: Default::default(),
             store: Store::over(Arc::new(objects), "simulated"),
             queue: Queue::over(Arc::new(driver), self.options.clone()).unwrap(),
             name: link.name.clone(),

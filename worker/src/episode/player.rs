@@ -2,6 +2,7 @@
 //! episode to play.
 
 use crate::environments::Environment;
+use crate::gateway::AgentGateway;
 use crate::meters::Meters;
 use crate::turn_engine::TurnEngine;
 use crate::{Beat, Error};
@@ -33,6 +34,8 @@ pub(crate) struct Player {
     pub(crate) beat: Beat,
     /// Microseconds inside environment calls, summed over episodes.
     pub(crate) env_us: AtomicU64,
+    /// Where agents behind a harness ask.
+    pub(crate) gateway: Arc<AgentGateway>,
     /// Each of these calls, for operators.
     pub(crate) meters: Arc<Meters>,
     /// How often an episode continued in a fresh session.
@@ -75,6 +78,8 @@ pub(crate) struct Rules {
     /// How often a faulted episode is played again, and how often a fault in mid-episode is
     /// answered with a fresh session.
     pub(crate) fault_retries: u32,
+    /// An answer to an agent is given when it is in the journal.
+    pub(crate) journals_first: bool,
     /// An episode whose first prompt leaves no room for a reply is left out; else it ends the run.
     pub(crate) leaves_out: bool,
 }

@@ -162,19 +162,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let commits = vec![(AHEAD.to_owned(), manifest.clone())];
         let inputs = Inputs::new(store.clone(), commits, cache.path());
-        let resources = Resources {
-            threads: 1,
-            device: agentgym_model::Device::cpu(),
-            policies: crate::policies::Policies::default(),
-            foreign: Default::default(),
-            critics: crate::policies::Critics::default(),
-            environments: crate::environments::Environments::default(),
-            meters: Default::default(),
-            read_ahead: Default::default(),
-            states: Default::default(),
-            deliveries: Default::default(),
-            drain_grace: crate::DRAIN_GRACE,
-        };
+        let resources = Resources::new(1, agentgym_model::Device::cpu());
         assert!(fetch(&resources, &inputs, &manifest).await.unwrap());
         let gets = store.requests().gets;
         assert_eq!(gets, 2, "the optimizer's state stays where it is");

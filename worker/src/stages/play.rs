@@ -50,6 +50,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),
         fault_retries: rollout.fault_retries,
         leaves_out: rollout.empty_share_max > 0.0,
+        journals_first: config.jobs.journal_interval_s == 0.0,
         gym: config.actor_rollout_ref.agentgym.clone(),
         records_cuts: context.plan.format >= 2,
         records_entropies: false,
@@ -125,13 +126,20 @@ pub(super) async fn all(
     };
     tokio::pin!(out_of_time);
     let sampled = || player.engine.sampled_tokens();
+    let wanted = journal.wanted();
     loop {
+        let due = async {
+            tokio::select! {
+                _ = interval.tick() => {}
+                () = wanted.notified() => {}
+            }
+        };
         tokio::select! {
             () = &mut out_of_time => {
                 failure = Some(Error::Cancelled);
                 break;
             }
-            _ = interval.tick() => {
+            () = due => {
                 journal.collect();
                 match player.engine.confirm().await {
                     Ok(true) => journal.write(context, sampled, false).await?,
@@ -328,6 +336,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         rules,
         beat: context.beat.clone(),
         env_us: AtomicU64::new(0),
+        gateway: Arc::clone(&resources.gateway),
         meters: Arc::clone(&resources.meters),
         taken_up: AtomicU64::new(0),
         resumed: AtomicU64::new(0),

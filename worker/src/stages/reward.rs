@@ -203,9 +203,11 @@ impl<'a> Function<'a> {
         for (index, given) in usable.into_iter().zip(rewards) {
             let episode = &mut episodes[index];
             let told = given.as_ref().and_then(Given::told);
-            episode
-                .extra
-                .extend(told.map(|told| (JUDGEMENT.to_owned(), told)));
+            if let Some(told) = told {
+                // A harness may have said something too.
+                episode.extra.retain(|(name, _)| name != JUDGEMENT);
+                episode.extra.push((JUDGEMENT.to_owned(), told));
+            }
             match given.as_ref().and_then(Given::reward) {
                 Some(reward) => {
                     environment.push(episode.reward);

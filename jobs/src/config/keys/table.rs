@@ -94,7 +94,7 @@ pub const KEYS: &[KeySpec] = &[
     bind("jobs.pack_tokens", "4096", "tokens scored at once by one thread").within(whole(1, 1_000_000_000, MANY_TOKENS)),
     bind("jobs.decode_rows", "64", "most episodes decoded at once, for each thread; of a small model, those that its caches hold").within(whole(1, 65_536, "every row has a KV cache of its own")),
     bind("jobs.cache_tokens", "262144", "tokens of KV cache kept, for each thread").within(whole(0, 1_000_000_000_000, MANY_TOKENS)),
-    bind("jobs.journal_interval_s", "5", "how often a part that plays episodes journals what has happened in them").within(seconds(0.001)),
+    bind("jobs.journal_interval_s", "5", "how often a part that plays episodes journals what has happened in them; 0: also before an agent behind a harness gets an answer").within(seconds(0.0)),
     bind("jobs.beat_timeout_s", "600", "a stage that reports no progress for so long ends the process").within(seconds(1.0)),
     bind("jobs.lease_ttl_s", "60", "a worker that is silent for so long loses its jobs").within(seconds(1.0)),
     bind("jobs.failures_max", "3", "failed attempts of a part before the run stops").within(whole(1, MILLION, ANY)),

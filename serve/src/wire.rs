@@ -1,0 +1,178 @@
+//! What all routes have in common: the forms in which a chat comes and goes, its body, its key, and how an
+//! answer is sent, whole or as events.
+
+use crate::fields::Fields;
+use crate::refusal::Refusal;
+use crate::{messages, responses};
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::{Stream, iter};
+use serde_json::{Map, Value};
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Largest body. A conversation of the longest context is far below it.
+const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bodies that are read and encoded at once.
+pub(crate) const BODIES_MAX: usize = 32;
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    Completions,
+    Chat,
+    /// Anthropic's form of a chat.
+    Messages,
+    /// OpenAI's newer form.
+    Responses,
+}
+
+/// Turns the pieces of a chat's stream into events of another form.
+type Translate = Box<dyn FnMut(&Value) -> Vec<Value> + Send>;
+
+impl Route {
+    pub(crate) const ALL: [(&str, Self); 4] = [
+        ("/v1/completions", Self::Completions),
+        ("/v1/chat/completions", Self::Chat),
+        ("/v1/messages", Self::Messages),
+        ("/v1/responses", Self::Responses),
+    ];
+
+    pub(crate) fn of(path: &str) -> Option<Self> {
+        let found = Self::ALL.iter().find(|(own, _)| *own == path);
+        found.map(|(_, route)| *route)
+    }
+
+    /// The fields of a body in OpenAI's form, and what the answer repeats of it.
+    pub(crate) fn fields(self, body: &[u8]) -> Result<(Map<String, Value>, Value), Refusal> {
+        let fields = Fields::parse(body)?;
+        match self {
+            Self::Completions | Self::Chat => Ok((fields, Value::Null)),
+            Self::Messages => Ok((messages::chat_fields(fields)?, Value::Null)),
+            Self::Responses => responses::chat_fields(fields),
+        }
+    }
+
+    /// A whole answer in the form of the route.
+    pub(crate) fn whole(self, repeated: Value, found: Value) -> Value {
+        match self {
+            Self::Completions | Self::Chat => found,
+            Self::Messages => messages::answer(&found),
+            Self::Responses => responses::answer(repeated, &found),
+        }
+    }
+
+    /// An answer as events, to a prompt of `read` ids; its pieces end with null.
+    pub(crate) fn stream(
+        self,
+        (repeated, read): (Value, usize),
+        pieces: impl Stream<Item = Value> + Send + 'static,
+    ) -> Response {
+        let mut events: Translate = match self {
+            Self::Messages => {
+                let mut events = messages::Events::new(read);
+                Box::new(move |piece| events.of(piece))
+            }
+            Self::Responses => {
+                let mut events = responses::Events::new(repeated, read);
+                Box::new(move |piece| events.of(piece))
+            }
+            Self::Completions | Self::Chat => {
+                return sent(pieces.map(|piece| {
+                    let data = match piece.is_null() {
+                        true => "[DONE]".to_owned(),
+                        false => piece.to_string(),
+                    };
+                    Event::default().data(data)
+                }));
+            }
+        };
+        let all = pieces.flat_map(move |piece| iter(events(&piece)));
+        sent(all.map(|event| {
+            let name = event["type"].as_str().unwrap_or_default();
+            Event::default().event(name).data(event.to_string())
+        }))
+    }
+}
+
+fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+    let events = Sse::new(events.map(Ok::<_, Infallible>));
+    events.keep_alive(KeepAlive::default()).into_response()
+}
+
+/// A refusal in the form that clients of the path read.
+pub(crate) fn refused(path: &str, refusal: &Refusal) -> Response {
+    let document = refusal.document();
+    match Route::of(path) {
+        Some(Route::Messages) => refusal.response(&messages::error(&document)),
+        _ => refusal.response(&document),
+    }
+}
+
+/// Programs send no Origin; a page of some site in a browser does, and may not use what listens here.
+pub(crate) fn check_origin(headers: &HeaderMap) -> Result<(), Refusal> {
+    match headers.contains_key(header::ORIGIN) {
+        false => Ok(()),
+        true => {
+            let message =
+                "pages in a browser may not ask: requests with the header Origin are refused";
+            Err(Refusal::status(StatusCode::FORBIDDEN, message))
+        }
+    }
+}
+
+/// The key of a request: its bearer, or as Anthropic's clients send it.
+pub(crate) fn key(headers: &HeaderMap) -> &[u8] {
+    let bearer = headers.get(header::AUTHORIZATION);
+    let bearer = bearer.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let own = || headers.get("x-api-key").map(|value| value.as_bytes());
+    bearer.or_else(own).unwrap_or_default()
+}
+
+/// Reads a body; the permit is held until what it says was read too.
+pub(crate) async fn body(
+    bodies: &Semaphore,
+    body: Body,
+) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Refusal> {
+    let reading = async {
+        // The semaphore is never closed.
+        let permit = bodies.acquire().await.ok();
+        (to_bytes(body, BODY_BYTES_MAX).await, permit)
+    };
+    let slow = || Refusal::status(StatusCode::REQUEST_TIMEOUT, "the body does not arrive");
+    let read = tokio::time::timeout(BODY_PATIENCE, reading).await;
+    let (body, permit) = read.map_err(|_| slow())?;
+    let body = body.map_err(|e| {
+        let message =
+            format!("the body cannot be read, or has more than {BODY_BYTES_MAX} bytes: {e}");
+        Refusal::status(StatusCode::PAYLOAD_TOO_LARGE, message)
+    });
+    Ok((body?, permit))
+}
+
+pub(crate) fn wrong_method(path: &str, method: &str) -> Refusal {
+    let message = format!("{path} takes {method} alone");
+    Refusal::status(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// That there is nothing under a path.
+pub(crate) fn no_path(path: &str, routes: &[(&str, Route)]) -> Refusal {
+    let routes: Vec<&str> = routes.iter().map(|(path, _)| *path).collect();
+    let message = format!(
+        "there is no {path}; there are {}, /v1/models and /health",
+        routes.join(", ")
+    );
+    Refusal::status(StatusCode::NOT_FOUND, message)
+}
+
+pub(crate) fn document(content: &Value) -> Response {
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (StatusCode::OK, json, content.to_string()).into_response()
+}
