@@ -53,6 +53,9 @@ ROWS = {
 for name, config in (("babyai", "configs/babyai.yaml"), ("mixed", "configs/mixed.yaml")):
     ROWS[name] = (config, [])
     ROWS[f"{name}, scrambled"] = (config, SCRAMBLED)
+# Its tasks are played by an agent of an SDK, which scripts/harness.sh starts before it asks for these rows.
+ROWS["harness"] = ("configs/harness.yaml", [])
+ROWS["harness, scrambled"] = ("configs/harness.yaml", SCRAMBLED)
 # As many episodes as the other algorithms play, in five iterations; the rate is theirs.
 EVOL = ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_training_steps=5", "trainer.test_freq=5",
         "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160", "sft.batch_size=8", "sft.lr=3e-4",

@@ -100,6 +100,12 @@ pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Writte
             let enough = wanted
                 .reward_min
                 .is_none_or(|least| episode.reward >= least);
+            if episode.agent().is_some() {
+                return Err(Error::Usage(format!(
+                    "the episodes of {id} were played by agents behind a harness, whose conversations are not one \
+                     after the other; leave out --trajectories, and the export has each with its ids"
+                )));
+            }
             match (
                 episode.usable(),
                 enough && (episode.success || !wanted.success),

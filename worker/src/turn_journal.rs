@@ -6,10 +6,13 @@
 //! continues at the end of its tape, and an episode with a complete tape is rebuilt from the tape
 //! alone. New events wait in memory until [`TurnJournal::save`] writes all of them in one go.
 
+mod segments;
+
+use self::segments::{SEGMENT_BYTES, bounded, part_of, readable, sampled_tokens};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload as _, decode, encode, kind};
-use agentgym_jobs::episode::{Episode, Episodes, Sequence, Task};
+use agentgym_jobs::episode::{Episode, Episodes, Task};
 use agentgym_jobs::journal::{
     Answered, Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, Told,
     beginning, link,
@@ -18,10 +21,6 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
-
-/// Approximate limit of a segment in bytes. A segment is larger only if a single event is (an
-/// observation may be as large as the environment client allows).
-const SEGMENT_BYTES: usize = 32 << 20;
 
 /// Group and sample.
 type Key = (u32, u32);
@@ -257,61 +256,6 @@ impl TurnJournal {
         report.stats.sampled_twice_tokens = Some(twice);
         report.stats.episodes_begun_anew = Some(state.begun_anew);
     }
-}
-
-/// New records, split into segments of bounded size; at least one segment.
-fn bounded(records: Vec<(Record, usize)>) -> Vec<Vec<Record>> {
-    let mut segments = vec![Vec::new()];
-    let mut total = 0;
-    for (record, bytes) in records {
-        if total > 0 && total + bytes > SEGMENT_BYTES {
-            segments.push(Vec::new());
-            total = 0;
-        }
-        total += bytes;
-        segments.last_mut().expect("one at least").push(record);
-    }
-    segments
-}
-
-fn readable<T>(decoded: agentgym_jobs::Result<T>) -> Option<T> {
-    decoded
-        .inspect_err(|e| {
-            tracing::warn!(
-                "a segment of the journal is left out, the work in it will be made again: {e}"
-            )
-        })
-        .ok()
-}
-
-fn sampled_tokens(episode: &Episode) -> u64 {
-    let tokens: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
-    tokens as u64
-}
-
-/// A digest of the run, the part and its inputs.
-fn part_of(context: &StageContext) -> Result<Link> {
-    let mut hasher = blake3::Hasher::new();
-    let mut add = |text: &str| {
-        hasher.update(&(text.len() as u64).to_le_bytes());
-        hasher.update(text.as_bytes());
-    };
-    let plan = &context.plan;
-    for text in [
-        plan.identity.as_str(),
-        plan.run.as_str(),
-        &context.part.id.to_string(),
-    ] {
-        add(text);
-    }
-    for input in context.inputs.names() {
-        add(input);
-        for artifact in context.inputs.artifacts(input)? {
-            add(&artifact.name);
-            add(&artifact.digest.to_string());
-        }
-    }
-    Ok(hasher.finalize().into())
 }
 
 /// The events of an episode: recorded ones first, in order, then new ones. If the next event is not

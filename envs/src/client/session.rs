@@ -224,7 +224,7 @@ impl Session {
             false => None,
         };
         let reward = match spec.reward_rule {
-            _ if spec.harness && ended.as_ref().is_none_or(|ended| ended.reward.is_none()) => 0.0,
+            _ if spec.harness => ended.as_ref().and_then(|ended| ended.reward).unwrap_or(0.0),
             RewardRule::EachStep => self.number(&reply)?,
             RewardRule::WhenDone if done => self.number(&reply)?,
             RewardRule::WhenDone => 0.0,

@@ -121,6 +121,8 @@ pub(super) fn harness(config: &Config, name: &str, environment: &Environment) ->
     );
     let unfit = [
         (rollout.engine == RolloutEngine::Chat, ENGINE),
+        // It would train on conversations that are put together anew from texts.
+        (config.run.pipeline == Pipeline::AgentEvol, "run.pipeline"),
         (
             gym.context_turns.is_some(),
             "actor_rollout_ref.agentgym.context_turns",
@@ -141,7 +143,7 @@ pub(super) fn harness(config: &Config, name: &str, environment: &Environment) ->
             *key,
             format!(
                 "environment `{name}` is played by an agent behind a harness, which keeps its own \
-                 conversation: leave this out"
+                 conversations: leave this out, or the environment"
             ),
         )),
     }

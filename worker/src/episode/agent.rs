@@ -308,46 +308,51 @@ impl<'a> Try<'a> {
     fn place(&mut self, call: Call, reading: Reading) {
         let digest = digest(&reading.prompt);
         let place = self.answers.place(&digest, &call.asked);
-        let (at, is_known) = match place {
-            Place::Known(at) => (at, true),
-            Place::Sampling(at) => (at, false),
+        let known = match place {
+            Place::Known(at) | Place::Sampling(at) => Some(at),
+            Place::New(_) => None,
+        };
+        let is_asked = known.is_some_and(|at| self.answers.0[at].request.is_some());
+        if !is_asked && let Some(refusal) = self.refusal(&reading.prompt, &call) {
+            return self.refuse(call, refusal);
+        }
+        let at = match place {
+            Place::Known(at) | Place::Sampling(at) => at,
             Place::New(number) => {
-                let asked = self.answers.0.iter().filter(|slot| slot.request.is_some());
-                let room = self.room(&reading.prompt, &call);
-                let refusal = match room {
-                    Ok(_) if asked.count() as u32 >= self.rounds_max => {
-                        self.limit = Some(Outcome::Horizon);
-                        self.record.refused += 1;
-                        let most = self.rounds_max;
-                        Some(Refusal::bad(
-                            "",
-                            format!("the episode has had its {most} messages: end here"),
-                        ))
-                    }
-                    Ok(_) => None,
-                    Err(refusal) => Some(refusal),
-                };
-                if let Some(refusal) = refusal {
-                    return self.refuse(call, refusal);
-                }
                 self.record.equal_at_once += u32::from(self.answers.is_in_flight(&digest));
                 let key = call.asked.idempotency_key.clone();
                 self.answers.0.push(Slot::new(digest, number, key));
-                (self.answers.0.len() - 1, false)
+                self.answers.0.len() - 1
             }
         };
-        let is_new = self.answers.0[at].request.is_none();
-        if is_new {
+        if !is_asked {
             let request = reading.request(&call, self.request.sampling);
             self.answers.0[at].request = Some(request);
         }
-        if is_new && !is_known {
+        if known.is_none() {
             self.sample(at, &call);
         }
+        let is_known = matches!(place, Place::Known(_));
         self.answers.0[at].waiting.push(call);
         if is_known {
             self.answer(at);
         }
+    }
+
+    /// Why a further message is refused, if it is.
+    fn refusal(&mut self, prompt: &[u32], call: &Call) -> Option<Refusal> {
+        if let Err(refusal) = self.room(prompt, call) {
+            return Some(refusal);
+        }
+        let asked = self.answers.0.iter().filter(|slot| slot.request.is_some());
+        if (asked.count() as u32) < self.rounds_max {
+            return None;
+        }
+        self.limit = Some(Outcome::Horizon);
+        self.record.refused += 1;
+        let most = self.rounds_max;
+        let message = format!("the episode has had its {most} messages: end here");
+        Some(Refusal::bad("", message))
     }
 
     /// The most ids of an answer.

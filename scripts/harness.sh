@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Trains an agent of openai-agents (examples/agents/openai_agents.py), as PyPI has it, on the toolbox's tasks,
+# and prints rows of docs/results.md; with the programs in target/release (or AGENTGYM_PROGRAMS).
+#
+#   scripts/harness.sh [WORDS FOR tools/results.py]     # --seeds 1 harness where nothing is given
+#
+# Needs a Python of 3.11 or later with venv; PYTHON names one that is not in the path.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+python="${PYTHON:-python3}"
+if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null; then
+  echo "harness: no Python of 3.11 or later with venv is here; install one, or name it with PYTHON=…" >&2
+  exit 1
+fi
+programs="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
+venv="${CARGO_TARGET_DIR:-target}/openai-agents-0.24.0"
+environment harness "$venv" "$python" openai-agents==0.24.0 openai==3.57.0
+scratch="$(mktemp -d)"
+started=()
+trap 'kill "${started[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+"$programs/agentgym-env" toolbox --terms 1 --port 0 >"$scratch/toolbox" &
+started+=($!)
+listening "${started[0]}" "$scratch/toolbox"
+toolbox="$(sed 's/listening on //' "$scratch/toolbox")"
+"$programs/agentgym-env" demos --env 'builtin:toolbox?terms=1' --ids 0..1 >"$scratch/shown"
+# The port of configs/harness.yaml.
+"$venv/bin/python" examples/agents/openai_agents.py "$toolbox" "$scratch/shown" 36010 >"$scratch/agents" &
+started+=($!)
+listening "${started[1]}" "$scratch/agents"
+if [ $# -eq 0 ]; then
+  set -- --seeds 1 harness
+fi
+AGENTGYM_SUBMIT="$programs/agentgym-submit" "$python" tools/results.py "$@"
