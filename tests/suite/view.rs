@@ -201,7 +201,7 @@ fn every_run_answers_every_question() {
     assert_eq!(
         fields(&episode).join(" "),
         "run part k episodes iteration stage task env item group sample outcome success reward fault \
-         prompt tools slot advantage greedy worker attempt turns available summaries judgement sequences siblings \
+         prompt tools slot advantage greedy worker attempt turns available summaries judgement agent sequences siblings \
          version"
     );
 }
