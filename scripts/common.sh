@@ -24,6 +24,17 @@ listening() {
   done
 }
 
+# python_of SCRIPT MINOR: prints a Python of 3.MINOR or later with venv, the path's or $PYTHON; where there is
+# none it fails and says what to do.
+python_of() {
+  local python="${PYTHON:-python3}"
+  if ! "$python" -c "import sys, venv; sys.exit(sys.version_info[:2] < (3, $2))" 2>/dev/null; then
+    echo "$1: no Python of 3.$2 or later with venv is here; install one, or name it with PYTHON=…" >&2
+    return 1
+  fi
+  echo "$python"
+}
+
 # environment SCRIPT FOLDER PYTHON WORDS…: a virtual environment with the pinned packages that the words
 # for `pip install` name, made once: fetching them takes longer than what they are for.
 environment() {

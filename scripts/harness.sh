@@ -8,11 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
-python="${PYTHON:-python3}"
-if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null; then
-  echo "harness: no Python of 3.11 or later with venv is here; install one, or name it with PYTHON=…" >&2
-  exit 1
-fi
+python="$(python_of harness 11)"
 programs="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
 venv="${CARGO_TARGET_DIR:-target}/openai-agents-0.24.0"
 environment harness "$venv" "$python" openai-agents==0.24.0 openai==3.57.0

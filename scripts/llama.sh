@@ -10,11 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
-python="${PYTHON:-python3}"
-if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 10))' 2>/dev/null; then
-  echo "llama: no Python of 3.10 or later with venv is here; install one, or name it with PYTHON=…" >&2
-  exit 1
-fi
+python="$(python_of llama 10)"
 venv="$(realpath -m "${CARGO_TARGET_DIR:-target}")/xllamacpp-2026.10"
 # All of them by name: nothing is left to be resolved.
 environment llama "$venv" "$python" --no-deps \

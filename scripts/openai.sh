@@ -8,11 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
-python="${PYTHON:-python3}"
-if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null; then
-  echo "openai: no Python of 3.11 or later with venv is here; install one, or name it with PYTHON=…" >&2
-  exit 1
-fi
+python="$(python_of openai 11)"
 program="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)/agentgym-submit"
 venv="${CARGO_TARGET_DIR:-target}/openai-3.57.0"
 # All of them by name: nothing is left to be resolved.
