@@ -50,7 +50,7 @@ impl Drop for Play {
 
 /// What the action of a step holds.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct Order {
     base_url: String,
     api_key: String,
     #[serde(default)]
@@ -136,8 +136,8 @@ impl Harness {
     fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
-        let told: Told = match serde_json::from_str(action) {
-            Ok(told) => told,
+        let order: Order = match serde_json::from_str(action) {
+            Ok(order) => order,
             Err(error) => {
                 let error = format!("The action says no gateway to ask ({error}).");
                 return Ok(json!({"error": error}));
@@ -153,17 +153,17 @@ impl Harness {
         let run = match run {
             Some(run) => run,
             None => {
-                if let Err(why) = reached(&told.base_url) {
+                if let Err(why) = reached(&order.base_url) {
                     let error = format!(
                         "The gateway {} cannot be reached from here: {why}",
-                        told.base_url
+                        order.base_url
                     );
                     return Ok(json!({"error": error}));
                 }
                 let keys = (
-                    told.base_url.as_str(),
-                    told.api_key.as_str(),
-                    told.calls_max,
+                    order.base_url.as_str(),
+                    order.api_key.as_str(),
+                    order.calls_max,
                 );
                 let run = match Run::start(Arc::clone(&self.options), task, keys) {
                     Ok(run) => run,
@@ -181,9 +181,9 @@ impl Harness {
                 run
             }
         };
-        run.computed(told.gateway_s);
+        run.computed(order.gateway_s);
         // Not within the session, which may be closed meanwhile.
-        let wait = Duration::try_from_secs_f64(told.wait_s).unwrap_or_default();
+        let wait = Duration::try_from_secs_f64(order.wait_s).unwrap_or_default();
         Ok(run
             .ended_within(wait)
             .unwrap_or_else(|| json!({"observation": "", "reward": null, "done": false})))

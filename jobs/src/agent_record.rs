@@ -16,7 +16,7 @@ pub struct AgentRecord {
     /// How the agent ended, in the harness's word.
     pub ended: String,
     /// Messages of the assistant that were not sampled here: edited, cut short or made up.
-    pub foreign_messages: u32,
+    pub unsampled_messages: u32,
     /// By field: the turns whose request asked for something else than the plan's.
     pub overridden: BTreeMap<String, u32>,
     /// Requests that were refused since no call or no room was left.
@@ -43,7 +43,7 @@ impl AgentRecord {
     pub fn words(&self) -> String {
         let counts = [
             (
-                self.foreign_messages,
+                self.unsampled_messages,
                 "messages of the assistant not sampled here",
             ),
             (self.refused, "requests refused"),

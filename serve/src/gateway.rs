@@ -16,7 +16,6 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::Response;
-use axum::serve::ListenerExt;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{Stream, StreamExt, iter};
@@ -24,7 +23,6 @@ use serde_json::{Map, Value, json};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -265,14 +263,14 @@ impl AgentAnswer {
         let mut response = match ask.stream {
             true => {
                 // A client may go on as soon as it has read the end.
-                let pieces = told(iter(self.pieces(ask.counts)), delivered);
+                let pieces = tracked(iter(self.pieces(ask.counts)), delivered);
                 let pieces = pieces.chain(iter([Value::Null]));
                 route.stream((repeated, self.read), pieces)
             }
             false => {
                 let whole = route.whole(repeated, std::mem::take(&mut self.whole));
                 let bytes = iter([Ok::<_, Infallible>(Bytes::from(whole.to_string()))]);
-                let mut response = Response::new(Body::from_stream(told(bytes, delivered)));
+                let mut response = Response::new(Body::from_stream(tracked(bytes, delivered)));
                 let json = HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, json);
                 response
@@ -288,7 +286,7 @@ impl AgentAnswer {
 }
 
 /// Says when more than these items is asked for: then all of them were written.
-fn told<T: Send + 'static>(
+fn tracked<T: Send + 'static>(
     items: impl Stream<Item = T> + Send + 'static,
     delivered: Option<Box<dyn FnOnce() + Send + Sync>>,
 ) -> impl Stream<Item = T> + Send + 'static {
@@ -323,13 +321,7 @@ struct App {
 /// # Errors
 /// The address cannot be had.
 pub async fn gateway(address: SocketAddr, sampler: Arc<dyn Sampler>) -> std::io::Result<Gateway> {
-    let listener = TcpListener::bind(address).await?;
-    let address = listener.local_addr()?;
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "cannot switch off delayed sending");
-        }
-    });
+    let (address, listener) = wire::listen(address).await?;
     let app = Arc::new(App {
         sampler,
         bodies: Semaphore::new(wire::BODIES_MAX),

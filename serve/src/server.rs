@@ -12,13 +12,11 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method};
 use axum::response::Response;
-use axum::serve::ListenerExt;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 /// Known tokens (prefill) of a step.
@@ -70,8 +68,7 @@ struct App {
 /// # Errors
 /// The address cannot be had, or no thread can be started.
 pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Result<PolicyServer> {
-    let listener = TcpListener::bind(options.address).await?;
-    let address = listener.local_addr()?;
+    let (address, listener) = wire::listen(options.address).await?;
     let places_max = options.rows.max(1) + options.waiting;
     let engine = EngineOptions {
         rows_max: options.rows,
@@ -100,11 +97,6 @@ pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Res
     });
     let router = axum::Router::new().fallback(handle);
     let router = router.with_state(Arc::clone(&app));
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "cannot switch off delayed sending");
-        }
-    });
     let (close, closed) = oneshot::channel::<()>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
         let _ = closed.await;

@@ -8,12 +8,15 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use axum::serve::{Listener, ListenerExt};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::{Stream, iter};
 use serde_json::{Map, Value};
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Largest body. A conversation of the longest context is far below it.
@@ -22,6 +25,20 @@ const BODY_BYTES_MAX: usize = 8 << 20;
 pub(crate) const BODIES_MAX: usize = 32;
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Listens at an address; port 0 takes a free one. What is written is sent at once.
+pub(crate) async fn listen(
+    address: SocketAddr,
+) -> std::io::Result<(SocketAddr, impl Listener<Addr = SocketAddr>)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot switch off delayed sending");
+        }
+    });
+    Ok((address, listener))
+}
 
 /// What is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -126,7 +126,7 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
                 let messages = [Message::new(Role::User, &*house::prompt(&episode.prompt))];
                 let prompt = chat.prompt_ids(policy.tokenizer(), &messages).unwrap();
                 assert_eq!(turns(&episode).next().unwrap().0, prompt);
-                assert_eq!((agent.foreign_messages, &*agent.ended), (0, "finished"));
+                assert_eq!((agent.unsampled_messages, &*agent.ended), (0, "finished"));
             }
             assert_eq!(
                 agent.overridden["temperature"] as usize,

@@ -18,6 +18,7 @@ mod player;
 mod scene;
 mod take_up;
 mod texts;
+mod tokens;
 mod transcript;
 
 use crate::environments::Environment;

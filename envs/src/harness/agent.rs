@@ -213,51 +213,38 @@ impl Episode {
             let _ = std::fs::write(self.folder.join("agent.log"), &said);
         }
         let shown = said[said.ceil_char_boundary(said.len().saturating_sub(SHOWN))..].trim();
-        let reply = |how: &str, reward: Value, more: (String, Value)| {
-            let (reason, components) = more;
+        let reply = |how: &str, verdict: &Value| {
+            let components = verdict.get("components").filter(|all| !all.is_null());
             json!({
-                "observation": shown, "done": true, "ended": how, "reward": reward, "reason": reason,
-                "components": components,
+                "observation": shown, "done": true, "ended": how, "reward": verdict["reward"],
+                "reason": verdict["reason"].as_str().unwrap_or_default(),
+                "components": components.cloned().unwrap_or_else(|| json!({})),
             })
         };
+        let ends = |why: &str| json!(format!("{why}; its output ends: {shown}"));
         let status = match end {
-            End::Stopped(why) => {
-                return reply(
-                    "stopped",
-                    Value::Null,
-                    (format!("{why}; its output ends: {shown}"), json!({})),
-                );
-            }
+            End::Stopped(why) => return reply("stopped", &json!({"reason": ends(&why)})),
             End::Exited(status) => status,
         };
         let judged = match (&self.options.judge, self.options.judges_by_exit) {
             (Some(judge), _) => self.judged(judge),
             (None, true) => {
                 let reward = if status.success() { 1.0 } else { 0.0 };
-                return reply("finished", json!(reward), (status.to_string(), json!({})));
+                let verdict = json!({"reward": reward, "reason": status.to_string()});
+                return reply("finished", &verdict);
             }
             (None, false) => read_within(&self.folder.join("verdict.json")),
         };
-        let failed = !status.success();
-        match (judged, failed) {
-            (Ok(verdict), _) => {
-                let reason = match verdict["reason"].as_str() {
-                    Some(reason) => reason.to_owned(),
-                    None if failed => format!("{status}; its output ends: {shown}"),
-                    None => String::new(),
-                };
-                let components = match &verdict["components"] {
-                    Value::Null => json!({}),
-                    components => components.clone(),
-                };
-                let how = if failed { "failed" } else { "finished" };
-                reply(how, verdict["reward"].clone(), (reason, components))
+        match judged {
+            Ok(verdict) if status.success() => reply("finished", &verdict),
+            Err(why) if status.success() => json!({"error": format!("No reward: {why}")}),
+            judged => {
+                let mut verdict = judged.unwrap_or_else(|_| json!({}));
+                if !verdict["reason"].is_string() {
+                    verdict["reason"] = ends(&status.to_string());
+                }
+                reply("failed", &verdict)
             }
-            (Err(_), true) => {
-                let why = format!("{status}; its output ends: {shown}");
-                reply("failed", Value::Null, (why, json!({})))
-            }
-            (Err(why), false) => json!({"error": format!("No reward: {why}")}),
         }
     }
 

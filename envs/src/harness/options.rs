@@ -1,4 +1,4 @@
-//! What a harness is told.
+//! Options of a harness.
 
 use std::path::PathBuf;
 

@@ -23,10 +23,16 @@ struct Scene {
     server: ServerHandle,
     client: EnvClient,
     folder: tempfile::TempDir,
+    /// Each test has one of its own: whoever holds the key of an agent that has ended is ended with it.
+    key: &'static str,
 }
 
 impl Scene {
-    async fn new(spec: &'static EnvSpec, change: impl FnOnce(&mut HarnessOptions)) -> Self {
+    async fn new(
+        key: &'static str,
+        spec: &'static EnvSpec,
+        change: impl FnOnce(&mut HarnessOptions),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut options = HarnessOptions {
             command: "true".to_owned(),
@@ -50,12 +56,13 @@ impl Scene {
             server,
             client,
             folder,
+            key,
         }
     }
 
-    fn told(&self, key: &str) -> String {
+    fn order(&self) -> String {
         let url = format!("http://{}", self.gateway.local_addr().unwrap());
-        json!({"base_url": url, "api_key": key, "calls_max": 7, "wait_s": 0.2}).to_string()
+        json!({"base_url": url, "api_key": self.key, "calls_max": 7, "wait_s": 0.2}).to_string()
     }
 
     /// Plays the first task to its end: what is said of it, the reward, and whether that is a success.
@@ -63,7 +70,7 @@ impl Scene {
         let mut session = self.client.open(0).await?;
         assert_eq!(session.observation(), "Mend it.");
         loop {
-            let step = session.step(&self.told("agentgym-1")).await?;
+            let step = session.step(&self.order()).await?;
             if let Some(ended) = step.ended {
                 session.close().await?;
                 return Ok((ended, step.reward, step.success));
@@ -71,8 +78,12 @@ impl Scene {
         }
     }
 
-    async fn end_of(spec: Value, change: impl FnOnce(&mut HarnessOptions)) -> (Ended, f64, bool) {
-        let scene = Self::new(self::spec(spec), change).await;
+    async fn end_of(
+        key: &'static str,
+        spec: Value,
+        change: impl FnOnce(&mut HarnessOptions),
+    ) -> (Ended, f64, bool) {
+        let scene = Self::new(key, self::spec(spec), change).await;
         let played = scene.play().await.unwrap();
         let left = std::fs::read_dir(scene.folder.path()).unwrap().count();
         assert_eq!(left, 0, "its folder is removed");
@@ -90,7 +101,8 @@ async fn an_agent_is_told_its_task_and_its_gateway_and_judged_by_what_it_leaves(
                 echo mended > src/a.txt && ";
     let verdict = "printf '{\"reward\": 0.5, \"components\": {\"tests\": 1, \"style\": 0}, \"reason\": \"so so\"}'";
     let own = format!("{told} {verdict} > \"$AGENTGYM_REWARD\"");
-    let (ended, reward, success) = Scene::end_of(json!({}), |options| options.command = own).await;
+    let (ended, reward, success) =
+        Scene::end_of("agentgym-1", json!({}), |options| options.command = own).await;
     assert_eq!((ended.how, reward, success), (End::Finished, 0.5, false));
     assert_eq!(ended.reason, "so so");
     assert_eq!(ended.components["tests"], 1.0);
@@ -98,7 +110,7 @@ async fn an_agent_is_told_its_task_and_its_gateway_and_judged_by_what_it_leaves(
     let judge = |line: &str| {
         let line = format!("grep -q mended src/a.txt || exit 3; {line}");
         let command = format!("{told} echo 1 > \"$AGENTGYM_REWARD\"");
-        Scene::end_of(json!({}), |options| {
+        Scene::end_of("agentgym-1", json!({}), |options| {
             (options.command, options.judge) = (command, Some(line));
         })
     };
@@ -112,7 +124,7 @@ async fn an_agent_is_told_its_task_and_its_gateway_and_judged_by_what_it_leaves(
         assert_eq!((found, success), (reward, reward == 1.0), "{line}");
     }
     for (line, reward) in [("exit 0", 1.0), ("exit 2", 0.0)] {
-        let (ended, found, _) = Scene::end_of(json!({}), |options| {
+        let (ended, found, _) = Scene::end_of("agentgym-1", json!({}), |options| {
             (options.command, options.judges_by_exit) = (line.to_owned(), true);
         })
         .await;
@@ -124,7 +136,7 @@ async fn an_agent_is_told_its_task_and_its_gateway_and_judged_by_what_it_leaves(
 async fn an_agent_that_fails_has_a_reward_by_its_judge_or_its_spec_alone() {
     let fails = |spec: Value, judge: Option<&str>| {
         let judge = judge.map(str::to_owned);
-        Scene::end_of(spec, |options| {
+        Scene::end_of("agentgym-4", spec, |options| {
             let command = "echo no module >&2; exit 7";
             (options.command, options.judge) = (command.to_owned(), judge);
         })
@@ -144,7 +156,7 @@ async fn an_agent_that_fails_has_a_reward_by_its_judge_or_its_spec_alone() {
     let marked = |line: &str| format!("setsid sleep 61{} & {line}", std::process::id());
     for (line, words) in [("sleep 300", "--time-limit-s"), ("yes", "--output-max-mib")] {
         let started = Instant::now();
-        let (ended, ..) = Scene::end_of(json!({}), |options| {
+        let (ended, ..) = Scene::end_of("agentgym-4", json!({}), |options| {
             options.command = marked(line);
             options.time_limit_s = 1.0;
         })
@@ -175,7 +187,7 @@ async fn what_is_no_end_is_a_fault_and_says_what_to_do() {
         ),
         ("true", Some("exit 9"), "the judge failed"),
     ] {
-        let scene = Scene::new(spec(json!({})), |options| {
+        let scene = Scene::new("agentgym-5", spec(json!({})), |options| {
             options.command = command.to_owned();
             options.judge = judge.map(str::to_owned);
         })
@@ -183,7 +195,7 @@ async fn what_is_no_end_is_a_fault_and_says_what_to_do() {
         let error = scene.play().await.unwrap_err().to_string();
         assert!(error.contains(words), "{command}: {error}");
     }
-    let scene = Scene::new(spec(json!({})), |_| {}).await;
+    let scene = Scene::new("agentgym-5", spec(json!({})), |_| {}).await;
     let mut session = scene.client.open(0).await.unwrap();
     let error = session.step("Action: look").await.unwrap_err().to_string();
     assert!(error.contains("says no gateway"), "{error}");
@@ -202,13 +214,13 @@ async fn what_is_no_end_is_a_fault_and_says_what_to_do() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_session_ends_its_agent_and_the_gateways_time_is_not_the_agents() {
-    let scene = Scene::new(spec(json!({})), |options| {
+    let scene = Scene::new("agentgym-2", spec(json!({})), |options| {
         options.command = "sleep 1; echo 1 > \"$AGENTGYM_REWARD\"".to_owned();
         options.time_limit_s = 0.3;
     })
     .await;
     let mut session = scene.client.open(0).await.unwrap();
-    let mut told: Value = serde_json::from_str(&scene.told("agentgym-2")).unwrap();
+    let mut told: Value = serde_json::from_str(&scene.order()).unwrap();
     told["gateway_s"] = json!(5);
     let step = loop {
         let step = session.step(&told.to_string()).await.unwrap();
@@ -217,12 +229,12 @@ async fn a_closed_session_ends_its_agent_and_the_gateways_time_is_not_the_agents
         }
     };
     assert_eq!(step.ended.unwrap().how, End::Finished);
-    let scene = Scene::new(spec(json!({})), |options| {
+    let scene = Scene::new("agentgym-2", spec(json!({})), |options| {
         options.command = "sleep 300".to_owned()
     })
     .await;
     let mut session = scene.client.open(0).await.unwrap();
-    assert!(!session.step(&scene.told("agentgym-3")).await.unwrap().done);
+    assert!(!session.step(&scene.order()).await.unwrap().done);
     let started = Instant::now();
     session.close().await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(5));

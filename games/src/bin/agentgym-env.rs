@@ -190,7 +190,7 @@ async fn listen_harness(matches: &ArgMatches) -> Result<()> {
     let harness = Arc::new(Harness::new(options, tasks, &server));
     let serving = Arc::clone(&harness);
     let server = serve(serving, "", addr, server).await?;
-    told(&server)?;
+    say_address(&server)?;
     interrupted().await?;
     // Calls that wait for an agent get its end.
     tokio::task::spawn_blocking(move || harness.close()).await?;
@@ -211,7 +211,7 @@ impl Listen {
 }
 
 /// On stdout and flushed: a process that starts the server waits for this line.
-fn told(server: &ServerHandle) -> Result<()> {
+fn say_address(server: &ServerHandle) -> Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "listening on {}", server.url)?;
     stdout.flush()?;
@@ -228,7 +228,7 @@ async fn listen(row: &'static Registered, matches: &ArgMatches) -> Result<()> {
     let options = listen.options();
     let addr = SocketAddr::new(listen.host, listen.port.unwrap_or(row.port));
     let server = source.serve(addr, options, progress).await?;
-    told(&server)?;
+    say_address(&server)?;
     interrupted().await?;
     server.stop().await;
     Ok(())

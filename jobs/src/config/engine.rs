@@ -121,7 +121,7 @@ pub(super) fn harness(config: &Config, name: &str, environment: &Environment) ->
     );
     let unfit = [
         (rollout.engine == RolloutEngine::Chat, ENGINE),
-        // It would train on conversations that are put together anew from texts.
+        // It would train on conversations that are put together from texts.
         (config.run.pipeline == Pipeline::AgentEvol, "run.pipeline"),
         (
             gym.context_turns.is_some(),

@@ -5,7 +5,7 @@
 //! where it was; what an earlier attempt recorded counts as much. An agent that fails is led back once,
 //! since what it met may have been the machine's fault. What happens again is its own.
 
-use super::answers::{Answers, Place, Slot, digest};
+use super::answers::{Answers, Played, digest};
 use super::asked::Reading;
 use super::player::{Interruption, Player, Request};
 use super::scene::{EnvironmentClock, Scene};
@@ -155,14 +155,14 @@ impl Player {
 /// Asks the harness until its agent has ended. The first call starts the agent.
 async fn ended(
     session: &mut Session,
-    told: Map<String, Value>,
+    order: Map<String, Value>,
     (computed_us, player): (&AtomicU64, &Player),
 ) -> Result<StepOutput, EnvError> {
     loop {
-        let mut told = told.clone();
+        let mut order = order.clone();
         let computed_s = computed_us.load(Ordering::Relaxed) as f64 / 1e6;
-        told.insert("gateway_s".to_owned(), json!(computed_s));
-        let step = session.step(&Value::Object(told).to_string()).await?;
+        order.insert("gateway_s".to_owned(), json!(computed_s));
+        let step = session.step(&Value::Object(order).to_string()).await?;
         player.beat.tick();
         if step.done {
             return Ok(step);
@@ -180,24 +180,24 @@ impl<'a> Try<'a> {
     ) -> Result<StepOutput, Interruption> {
         let player = self.player;
         let timeout = player.environments[&self.request.task.env].call_timeout_s;
-        let told = json!({
+        let order = json!({
             "base_url": attendance.url, "api_key": attendance.key, "model": "policy",
             "calls_max": self.rounds_max, "wait_s": WAIT_S.min(timeout / 2.0),
         });
-        let told = told.as_object().cloned().unwrap_or_default();
+        let order = order.as_object().cloned().unwrap_or_default();
         let computed_us = AtomicU64::new(0);
-        let ending = ended(session, told, (&computed_us, player));
+        let ending = ended(session, order, (&computed_us, player));
         tokio::pin!(ending);
         let deadline = player.rules.deadline;
         let (mut over, mut idle, mut since) = (None, Duration::ZERO, Instant::now());
         let step = loop {
             let computes = !self.work.is_empty();
             let leaves = player.cancel.is_cancelled();
-            match &over {
-                _ if computes => {}
-                _ if leaves => return Err(Error::Cancelled.into()),
-                Some(_) => break over.take(),
-                None => {}
+            if !computes && leaves {
+                return Err(Error::Cancelled.into());
+            }
+            if !computes && let Some(ended) = over.take() {
+                break ended;
             }
             let left = deadline.saturating_sub(idle);
             tokio::select! {
@@ -228,21 +228,17 @@ impl<'a> Try<'a> {
                 }
             }
         };
-        match step {
-            Some(Ok(step)) => Ok(step),
-            Some(Err(error)) => Err(Interruption::Fault(error.to_string())),
-            None => Err(Error::Cancelled.into()),
-        }
+        step.map_err(|error: EnvError| Interruption::Fault(error.to_string()))
     }
 
     /// Begins to read a request.
     fn read(&mut self, call: Call) {
         let player = self.player;
-        let (sampled, foreign_messages) = self
+        let (sampled, unsampled_messages) = self
             .answers
             .sampled_in(call.asked.messages(), |ids| player.text.closes(ids));
         self.work.push(Box::pin(async move {
-            let reading = Reading::of(player, &call, (sampled, foreign_messages));
+            let reading = Reading::of(player, &call, (sampled, unsampled_messages));
             let reading = reading.await;
             Done::Read(Box::new(call), reading)
         }));
@@ -307,52 +303,45 @@ impl<'a> Try<'a> {
     /// Gives a request its answer, or begins to sample one.
     fn place(&mut self, call: Call, reading: Reading) {
         let digest = digest(&reading.prompt);
-        let place = self.answers.place(&digest, &call.asked);
-        let known = match place {
-            Place::Known(at) | Place::Sampling(at) => Some(at),
-            Place::New(_) => None,
-        };
+        let known = self.answers.find(&digest, &call.asked);
         let is_asked = known.is_some_and(|at| self.answers.0[at].request.is_some());
-        if !is_asked && let Some(refusal) = self.refusal(&reading.prompt, &call) {
-            return self.refuse(call, refusal);
-        }
-        let at = match place {
-            Place::Known(at) | Place::Sampling(at) => at,
-            Place::New(number) => {
-                self.record.equal_at_once += u32::from(self.answers.is_in_flight(&digest));
-                let key = call.asked.idempotency_key.clone();
-                self.answers.0.push(Slot::new(digest, number, key));
-                self.answers.0.len() - 1
-            }
+        let room = match is_asked {
+            true => None,
+            false => match self.further(&reading.prompt, &call) {
+                Ok(room) => Some(room),
+                Err(refusal) => return self.refuse(call, refusal),
+            },
         };
-        if !is_asked {
+        let at = known.unwrap_or_else(|| {
+            self.record.equal_at_once += u32::from(self.answers.is_in_flight(&digest));
+            let key = call.asked.idempotency_key.clone();
+            self.answers.add(digest, key)
+        });
+        if let Some(room) = room {
             let request = reading.request(&call, self.request.sampling);
             self.answers.0[at].request = Some(request);
+            if known.is_none() {
+                self.sample(at, room);
+            }
         }
-        if known.is_none() {
-            self.sample(at, &call);
-        }
-        let is_known = matches!(place, Place::Known(_));
         self.answers.0[at].waiting.push(call);
-        if is_known {
+        if self.answers.0[at].message.is_some() {
             self.answer(at);
         }
     }
 
-    /// Why a further message is refused, if it is.
-    fn refusal(&mut self, prompt: &[u32], call: &Call) -> Option<Refusal> {
-        if let Err(refusal) = self.room(prompt, call) {
-            return Some(refusal);
-        }
+    /// The most ids of a further message, unless there is no room or no message is left.
+    fn further(&mut self, prompt: &[u32], call: &Call) -> Result<usize, Refusal> {
+        let room = self.room(prompt, call)?;
         let asked = self.answers.0.iter().filter(|slot| slot.request.is_some());
         if (asked.count() as u32) < self.rounds_max {
-            return None;
+            return Ok(room);
         }
         self.limit = Some(Outcome::Horizon);
         self.record.refused += 1;
         let most = self.rounds_max;
         let message = format!("the episode has had its {most} messages: end here");
-        Some(Refusal::bad("", message))
+        Err(Refusal::bad("", message))
     }
 
     /// The most ids of an answer.
@@ -377,14 +366,13 @@ impl<'a> Try<'a> {
         }
     }
 
-    fn sample(&mut self, at: usize, call: &Call) {
+    fn sample(&mut self, at: usize, tokens_max: usize) {
         let slot = &self.answers.0[at];
         let stream = slot.stream(&self.request.stream);
         let known = slot
             .request
             .as_ref()
             .map_or(vec![], |asked| asked.prompt.clone());
-        let tokens_max = self.room(&known, call).unwrap_or(1);
         let sampled = self.answers.mask(&known);
         let before = self.answers.before(&known);
         let taken = before.and_then(|(before, ids)| {
@@ -413,9 +401,15 @@ impl<'a> Try<'a> {
     /// The record of the episode.
     fn episode(mut self, prompt: String, step: &StepOutput, ended: Ended) -> Result<Episode> {
         let (player, request) = (self.player, self.request);
-        let rules = (&player.rules, player.policy_iteration);
-        let (sequences, mut turns, continues, slots) =
-            self.answers.played(player.text.tokenizer(), rules);
+        let Played {
+            sequences,
+            mut turns,
+            continues,
+            slots,
+        } = (self.answers).played(player.text.tokenizer(), &player.rules);
+        for turn in &mut turns {
+            turn.policy_iteration = player.policy_iteration;
+        }
         if let Some(last) = turns.last_mut() {
             last.observation.clone_from(&step.observation);
             (last.reward, last.done) = (Some(step.reward), true);
@@ -429,7 +423,7 @@ impl<'a> Try<'a> {
             .iter()
             .filter_map(|at| self.answers.0[*at].request.as_ref())
         {
-            record.foreign_messages += asked.foreign_messages;
+            record.unsampled_messages += asked.unsampled_messages;
             for field in &asked.overridden {
                 *record.overridden.entry(field.clone()).or_default() += 1;
             }
@@ -444,7 +438,6 @@ impl<'a> Try<'a> {
             };
             extra.push((JUDGEMENT.to_owned(), json!(judgement).to_string()));
         }
-        let reward = ended.reward.unwrap_or(step.reward);
         let success = step.success && ended.how == End::Finished;
         Ok(Episode {
             task: request.task.clone(),
@@ -456,7 +449,7 @@ impl<'a> Try<'a> {
                 None => Outcome::Failed,
             },
             success,
-            reward,
+            reward: step.reward,
             prompt,
             sequences,
             turns,

@@ -6,6 +6,7 @@
 //! what it got before.
 
 use super::player::Rules;
+use super::tokens::{append_context, append_sampled};
 use crate::gateway::Call;
 use crate::turn_engine::TurnSeat;
 use agentgym_jobs::episode::{Finish, Parse, Sequence, Turn};
@@ -54,7 +55,7 @@ pub(super) struct SlotRequest {
     /// What the agent said since the last message of the policy.
     pub(super) said: String,
     pub(super) tools: Option<Value>,
-    pub(super) foreign_messages: u32,
+    pub(super) unsampled_messages: u32,
     pub(super) overridden: Vec<String>,
     /// The answer as the client reads it.
     pub(super) heard: Option<(String, Vec<(String, Value)>)>,
@@ -63,14 +64,15 @@ pub(super) struct SlotRequest {
 /// Those that may stand for a message of a conversation: the digest of the prompt of each, and its ids.
 pub(super) type Candidates = Vec<([u8; 32], SampledReply)>;
 
-/// Which answer a request gets.
-pub(super) enum Place {
-    /// One that is there.
-    Known(usize),
-    /// One that is being sampled.
-    Sampling(usize),
-    /// A new one, with this number.
-    New(u32),
+/// What an agent has played in a try, conversation by conversation.
+#[derive(Default)]
+pub(super) struct Played {
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) turns: Vec<Turn>,
+    /// For each turn the one that it continues.
+    pub(super) continues: Vec<Option<u32>>,
+    /// For each turn its answer.
+    pub(super) slots: Vec<usize>,
 }
 
 #[derive(Default)]
@@ -208,8 +210,8 @@ impl Answers {
     }
 
     /// The answer that a request gets: that of a request which it repeats, by its client's word or since
-    /// nobody has got it whole; else the next one.
-    pub(super) fn place(&self, prompt: &[u8; 32], asked: &AgentRequest) -> Place {
+    /// nobody has got it whole. `None`: a new one.
+    pub(super) fn find(&self, prompt: &[u8; 32], asked: &AgentRequest) -> Option<usize> {
         let own = || {
             let all = self.0.iter().enumerate();
             all.filter(|(_, slot)| slot.digest == *prompt)
@@ -222,18 +224,21 @@ impl Answers {
             let owed = own().filter(|(_, slot)| slot.is_owed());
             owed.min_by_key(|(_, slot)| slot.number)
         };
-        match named.or_else(retried).or_else(owed) {
-            Some((at, slot)) if slot.message.is_some() => Place::Known(at),
-            Some((at, _)) => Place::Sampling(at),
-            None => Place::New(own().count() as u32),
-        }
+        let found = named.or_else(retried).or_else(owed);
+        found.map(|(at, _)| at)
+    }
+
+    /// Makes place for a further answer to a prompt; where it is.
+    pub(super) fn add(&mut self, prompt: [u8; 32], idempotency_key: Option<String>) -> usize {
+        let number = self.0.iter().filter(|slot| slot.digest == prompt).count() as u32;
+        self.0.push(Slot::new(prompt, number, idempotency_key));
+        self.0.len() - 1
     }
 
     /// Whether an equal request is in flight.
     pub(super) fn is_in_flight(&self, prompt: &[u8; 32]) -> bool {
-        let same = self.0.iter().filter(|slot| slot.digest == *prompt);
-        same.into_iter()
-            .any(|slot| slot.request.is_some() && slot.state.load(Ordering::SeqCst) != DELIVERED)
+        let mut same = self.0.iter().filter(|slot| slot.digest == *prompt);
+        same.any(|slot| slot.request.is_some() && slot.state.load(Ordering::SeqCst) != DELIVERED)
     }
 
     /// For each message of the assistant in a conversation that was sampled here, the answers that it
@@ -243,7 +248,7 @@ impl Answers {
         messages: &[Message],
         closes: impl Fn(&[u32]) -> bool,
     ) -> (BTreeMap<usize, Candidates>, u32) {
-        let (mut found, mut foreign) = (BTreeMap::new(), 0);
+        let (mut found, mut unsampled) = (BTreeMap::new(), 0);
         for (at, message) in messages.iter().enumerate() {
             if message.role != Role::Assistant {
                 continue;
@@ -256,11 +261,11 @@ impl Answers {
             });
             let own: Candidates = own.collect();
             match own.is_empty() {
-                true => foreign += 1,
+                true => unsampled += 1,
                 false => _ = found.insert(at, own),
             }
         }
-        (found, foreign)
+        (found, unsampled)
     }
 
     /// The answer that a prompt continues with the most ids, and how many those are.
@@ -301,13 +306,8 @@ impl Answers {
         }
     }
 
-    /// The sequences and turns of what the agent has asked in this try, in an order that their ids decide;
-    /// and for each turn the one that it continues.
-    pub(super) fn played(
-        &self,
-        tokenizer: &Tokenizer,
-        (rules, policy_iteration): (&Rules, u32),
-    ) -> (Vec<Sequence>, Vec<Turn>, Vec<Option<u32>>, Vec<usize>) {
+    /// What the agent has asked in this try, in an order that its ids decide.
+    pub(super) fn played(&self, tokenizer: &Tokenizer, rules: &Rules) -> Played {
         let asked = |at: &usize| self.0[*at].request.as_ref();
         let mut order: Vec<usize> = (0..self.0.len()).filter(|at| asked(at).is_some()).collect();
         order.sort_by_key(|at| (asked(at).map(|request| &request.prompt), self.0[*at].number));
@@ -316,26 +316,23 @@ impl Answers {
             let before = asked(at).and_then(|request| self.before(&request.prompt));
             below.entry(before.map(|(at, _)| at)).or_default().push(*at);
         }
-        let mut all = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut all = Played::default();
         // What is yet to be written, the next one last: a slot, the turn that it continues, and whether
         // it is the first to do so, in the same sequence.
         let mut rest: Vec<(usize, Option<u32>, bool)> = Vec::new();
         let roots = below.get(&None).into_iter().flatten();
         rest.extend(roots.rev().map(|at| (*at, None, false)));
         while let Some((at, before, continues)) = rest.pop() {
-            let (sequences, turns, parents, slots) = &mut all;
             let next = below.get(&Some(at)).map_or(&[][..], Vec::as_slice);
-            let said = next
-                .first()
-                .and_then(asked)
-                .map(|request| request.said.clone());
-            let number = turns.len() as u32;
-            if let Some(mut turn) = self.write(at, (continues, tokenizer, rules), sequences) {
-                turn.observation = said.unwrap_or_default();
-                turn.policy_iteration = policy_iteration;
-                turns.push(turn);
-                parents.push(before);
-                slots.push(at);
+            let number = all.turns.len() as u32;
+            if let Some(mut turn) =
+                self.write(at, (continues, tokenizer, rules), &mut all.sequences)
+            {
+                let said = next.first().and_then(asked);
+                turn.observation = said.map_or_else(String::new, |request| request.said.clone());
+                all.turns.push(turn);
+                all.continues.push(before);
+                all.slots.push(at);
             }
             let next = next.iter().enumerate().rev();
             rest.extend(next.map(|(place, at)| (*at, Some(number), place == 0)));
@@ -359,33 +356,9 @@ impl Answers {
         let index = sequences.len() - 1;
         let sequence = &mut sequences[index];
         let (before, start) = (sequence.token_ids.len(), request.prompt.len());
-        sequence
-            .token_ids
-            .extend_from_slice(&request.prompt[before..]);
-        sequence.token_ids.extend_from_slice(own);
+        append_context(sequence, &request.prompt[before..]);
+        append_sampled(sequence, message, (entropies.as_deref(), rules));
         let end = sequence.token_ids.len();
-        sequence.loss_mask.resize(start, false);
-        sequence.loss_mask.resize(end, true);
-        sequence.sampled_log_probs.resize(start, 0.0);
-        sequence
-            .sampled_log_probs
-            .extend_from_slice(&message.log_probs);
-        let masses = message
-            .log_kept_masses
-            .as_ref()
-            .filter(|_| rules.records_cuts);
-        let streams = [
-            (&mut sequence.log_kept_mass, masses),
-            (&mut sequence.entropies, entropies.as_ref()),
-        ];
-        for (stream, own) in streams {
-            if stream.is_some() || own.is_some() {
-                let all = stream.get_or_insert_default();
-                all.resize(start, 0.0);
-                all.extend(own.into_iter().flatten());
-                all.resize(end, 0.0);
-            }
-        }
         let text = own.len() - usize::from(message.ended);
         let (heard, calls) = request.heard.clone().unwrap_or_default();
         let calls = calls
@@ -415,7 +388,7 @@ impl Answers {
     }
 }
 
-/// Whether a client sends back what it was told: text, or the text behind a thought, and calls.
+/// Whether a client sends back what it got: text, or the text behind a thought, and calls.
 fn is_same((text, calls): &(String, Vec<(String, Value)>), message: &Message) -> bool {
     let sent = message.content.trim();
     let answer = text

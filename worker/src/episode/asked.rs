@@ -13,18 +13,18 @@ use std::collections::BTreeMap;
 pub(super) struct Reading {
     pub(super) prompt: Vec<u32>,
     /// Messages of the assistant that were not sampled here.
-    foreign_messages: u32,
+    unsampled_messages: u32,
 }
 
 impl Reading {
     /// Reads a request in which some messages were sampled here.
     ///
     /// # Errors
-    /// What its agent is told.
+    /// What its agent reads of it.
     pub(super) async fn of(
         player: &Player,
         call: &Call,
-        (sampled, foreign_messages): (BTreeMap<usize, Candidates>, u32),
+        (sampled, unsampled_messages): (BTreeMap<usize, Candidates>, u32),
     ) -> Result<Self, Refusal> {
         let chat = call.asked.chat(player.text.chat())?;
         let messages: Vec<Message> = call.asked.messages().to_vec();
@@ -56,7 +56,7 @@ impl Reading {
         })?;
         Ok(Self {
             prompt,
-            foreign_messages,
+            unsampled_messages,
         })
     }
 
@@ -80,7 +80,7 @@ impl Reading {
             prompt: self.prompt,
             said: said.join("\n"),
             tools: call.asked.tools().cloned(),
-            foreign_messages: self.foreign_messages,
+            unsampled_messages: self.unsampled_messages,
             overridden: overridden.map(|(name, _)| name.clone()).collect(),
             heard: None,
         }

@@ -14,6 +14,7 @@
 
 use super::player::{Interruption, Player, Request};
 use super::texts::{kept, off_thread, prompt_ids};
+use super::tokens::{append_context, append_sampled};
 use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
@@ -174,15 +175,7 @@ impl Transcript {
     }
 
     fn append_context(&mut self, ids: &[u32]) {
-        let sequence = self.current();
-        sequence.token_ids.extend_from_slice(ids);
-        let len = sequence.token_ids.len();
-        sequence.loss_mask.resize(len, false);
-        sequence.sampled_log_probs.resize(len, 0.0);
-        let streams = [&mut sequence.log_kept_mass, &mut sequence.entropies];
-        for stream in streams.into_iter().flatten() {
-            stream.resize(len, 0.0);
-        }
+        append_context(self.current(), ids);
     }
 
     /// An observation as recorded ([`kept`]).
@@ -364,24 +357,8 @@ impl Transcript {
         let (message, entropies, told) = message?;
         let context = self.said;
         let sequence = self.current();
-        sequence.token_ids.extend_from_slice(&message.token_ids);
+        append_sampled(sequence, &message, (entropies.as_deref(), &player.rules));
         let end = sequence.token_ids.len();
-        sequence.loss_mask.resize(end, true);
-        sequence
-            .sampled_log_probs
-            .extend_from_slice(&message.log_probs);
-        let masses = (message.log_kept_masses).filter(|_| player.rules.records_cuts);
-        let streams = [
-            (&mut sequence.log_kept_mass, masses),
-            (&mut sequence.entropies, entropies),
-        ];
-        for (stream, own) in streams {
-            if let Some(own) = own {
-                let all = stream.get_or_insert_default();
-                all.resize(start, 0.0);
-                all.extend(own);
-            }
-        }
         self.said = end;
         let text = match told {
             Some(told) => told.text,
