@@ -48,7 +48,10 @@ if [ -n "${AGENTGYM_DATA:-}" ]; then
 else
   echo "test: AGENTGYM_DATA is not set: the tests of third-party data, which are ignored by name, do not run" >&2
 fi
-cargo test --release --workspace --features "$AGENTGYM_FEATURES" --lib --bins --tests --config "$timed" | tee -a "$log"
+# One test more at once than there are cores: many wait, for leases, timeouts and other programs.
+threads="${RUST_TEST_THREADS:-$(($(nproc) + 1))}"
+cargo test --release --workspace --features "$AGENTGYM_FEATURES" --lib --bins --tests --config "$timed" -- --test-threads="$threads" |
+  tee -a "$log"
 echo "the ten slowest tests:"
 sed -n 's/^test \(.*\) \.\.\. ok <\([0-9.]*\)s>$/\2 s  \1/p' "$log" | sort -rn | sed -n 1,10p
 echo "all of them:"

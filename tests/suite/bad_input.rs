@@ -494,25 +494,24 @@ fn a_torn_record_of_an_attempt_stops_nobody() {
     scene.succeeds("run.yaml --store s trainer.total_training_steps=1");
     let whole = scene.learnt();
     let attempts = scene.path("s/runs/r/attempts/00000001");
-    for content in [&b""[..], b"{\"version\": 1, \"no", b"\0\0\0\0"] {
-        std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000001")).unwrap();
-        for record in files_below(&attempts) {
-            std::fs::write(record, content).unwrap();
-        }
-        for line in [
-            "status r --store s",
-            "why r --store s",
-            "inspect r 1 --store s",
-        ] {
-            let shown = scene.submit(line);
-            assert!(shown.status.success(), "{line}: {}", said(&shown));
-            let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-            let is_shown = text.contains("record is damaged") || line.starts_with("inspect");
-            assert!(is_shown, "{line}: {text}");
-        }
-        scene.succeeds("resume r --store s");
-        assert_eq!(scene.digest(), whole);
+    std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000001")).unwrap();
+    let contents = [&b""[..], b"{\"version\": 1, \"no", b"\0\0\0\0"];
+    for (record, content) in files_below(&attempts).iter().zip(contents.iter().cycle()) {
+        std::fs::write(record, content).unwrap();
     }
+    for line in [
+        "status r --store s",
+        "why r --store s",
+        "inspect r 1 --store s",
+    ] {
+        let shown = scene.submit(line);
+        assert!(shown.status.success(), "{line}: {}", said(&shown));
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        let is_shown = text.contains("record is damaged") || line.starts_with("inspect");
+        assert!(is_shown, "{line}: {text}");
+    }
+    scene.succeeds("resume r --store s");
+    assert_eq!(scene.digest(), whole);
 }
 
 /// No program writes this attempt number, and no number can follow it.

@@ -438,7 +438,7 @@ async fn the_next_policy_is_fetched_while_another_part_is_made() {
         .map(|set| format!("{{name: s{set}, env: worlds, ids: {set}0..{set}6}}"))
         .collect();
     let long = format!("evaluation.sets=[{}]", sets.join(", "));
-    let evaluation = ["run.pipeline=eval", "evaluation.samples=256", &long];
+    let evaluation = ["run.pipeline=eval", "evaluation.samples=128", &long];
     let training = [
         "sft.steps=0",
         "evaluation.sets=[]",

@@ -14,15 +14,15 @@ use tempfile::TempDir;
 const CONFIG: &str = "configs/smoke.yaml";
 const PLAYED: [&str; 6] = [
     "trainer.total_training_steps=8",
-    "data.train_batch_size=4",
+    "data.train_batch_size=2",
     "data.tasks=[{env: worlds, ids: 0..1000}]",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
     "evaluation.sets=[]",
     "trainer.save_freq=2",
 ];
 const CRITIC: [&str; 2] = [
     "algorithm.adv_estimator=gae",
-    "critic.ppo_mini_batch_size=2",
+    "critic.ppo_mini_batch_size=1",
 ];
 
 /// How many updates were made again, by the commits of the run that say so.
