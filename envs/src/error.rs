@@ -257,12 +257,12 @@ pub enum EnvError {
     #[error("worlds: {0}")]
     Worlds(String),
     /// The server could not listen.
-    #[error("cannot listen on {addr}: {source}; choose another port")]
+    #[error("cannot listen on {addr}: {why}; choose another port")]
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// The cause.
-        source: std::io::Error,
+        /// What the system says.
+        why: std::io::Error,
     },
     /// The HTTP client could not be built.
     #[error("cannot set up the HTTP client: {0}")]

@@ -65,10 +65,10 @@ pub async fn serve(
 ) -> Result<ServerHandle, EnvError> {
     let listener = tokio::net::TcpListener::bind(addr)
         .await
-        .map_err(|source| EnvError::Bind { addr, source })?;
+        .map_err(|why| EnvError::Bind { addr, why })?;
     let bound = listener
         .local_addr()
-        .map_err(|source| EnvError::Bind { addr, source })?;
+        .map_err(|why| EnvError::Bind { addr, why })?;
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot switch off delayed sending");

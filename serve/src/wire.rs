@@ -4,7 +4,7 @@
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::{messages, responses};
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -21,6 +21,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Largest body. A conversation of the longest context is far below it.
 const BODY_BYTES_MAX: usize = 8 << 20;
+/// Of a longer body, how much is read to say that it is too long.
+const DROPPED_BYTES_MAX: usize = 1 << 30;
 /// Bodies that are read and encoded at once.
 pub(crate) const BODIES_MAX: usize = 32;
 /// How long a body may take to arrive.
@@ -161,17 +163,37 @@ pub(crate) async fn body(
     let reading = async {
         // The semaphore is never closed.
         let permit = bodies.acquire().await.ok();
-        (to_bytes(body, BODY_BYTES_MAX).await, permit)
+        Ok((collected(body).await?, permit))
     };
     let slow = || Refusal::status(StatusCode::REQUEST_TIMEOUT, "the body does not arrive");
     let read = tokio::time::timeout(BODY_PATIENCE, reading).await;
-    let (body, permit) = read.map_err(|_| slow())?;
-    let body = body.map_err(|e| {
-        let message =
-            format!("the body cannot be read, or has more than {BODY_BYTES_MAX} bytes: {e}");
-        Refusal::status(StatusCode::PAYLOAD_TOO_LARGE, message)
-    });
-    Ok((body?, permit))
+    read.map_err(|_| slow())?
+}
+
+/// The bytes of a body. One that is too long is read to its end and dropped: a client that still writes
+/// would see a broken connection instead of the reason.
+async fn collected(body: Body) -> Result<Bytes, Refusal> {
+    let (mut kept, mut length) = (Vec::new(), 0);
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|e| {
+            let message = format!("the body cannot be read: {e}");
+            Refusal::status(StatusCode::BAD_REQUEST, message)
+        })?;
+        length += piece.len();
+        if length <= BODY_BYTES_MAX {
+            kept.extend_from_slice(&piece);
+        } else if length <= DROPPED_BYTES_MAX {
+            kept = Vec::new();
+        } else {
+            break;
+        }
+    }
+    if length > BODY_BYTES_MAX {
+        let message = format!("the body has more than {BODY_BYTES_MAX} bytes");
+        return Err(Refusal::status(StatusCode::PAYLOAD_TOO_LARGE, message));
+    }
+    Ok(kept.into())
 }
 
 pub(crate) fn wrong_method(path: &str, method: &str) -> Refusal {

@@ -5,7 +5,6 @@
 mod house;
 
 use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config};
-use crate::strikes::strikes;
 use crate::toolbox::warmed;
 use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::pipeline::{PartId, Stage};
@@ -13,12 +12,13 @@ use agentgym_model::{ComputeOptions, Device, Message, Policy, Role, ScoreRequest
 use agentgym_storage::Store;
 use agentgym_submit::records::episodes;
 use agentgym_submit::runs::RunView;
-use agentgym_tests::program::program;
+use agentgym_tests::program::{Running, finish, program};
 use house::{Fate, House, Told};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const CONFIG: &str = "configs/toolbox.yaml";
@@ -152,32 +152,58 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
             .any(|episode| episode.outcome == Outcome::Solved)
     );
 
-    // Its worker is killed in the middle of episodes.
+    // Its worker is killed after each answer, which is written before the agent gets it.
+    let house = House::open(Fate::AwaitsDeaths).await;
     let again = TempDir::new().unwrap();
     let store = again.path();
-    let one = || {
-        run(
-            store,
-            &house,
-            &["jobs.threads=1", "jobs.journal_interval_s=0.1"],
-        )
-    };
-    let struck = strikes((store, RUN), 5, 4, one).await;
-    assert_eq!(
-        end(run(store, &house, &[]), store),
-        undisturbed,
-        "{struck:?}"
-    );
+    let options = [
+        "jobs.threads=1",
+        "jobs.journal_interval_s=0",
+        "jobs.vanished_max=1000",
+    ];
+    let mut killed = 0;
+    loop {
+        let mut running = Running::start(run(store, &house, &options));
+        let wants_a_death = loop {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            if running.has_ended() {
+                break false;
+            }
+            if house.wants_a_death() {
+                break true;
+            }
+        };
+        running.kill();
+        if !wants_a_death {
+            break;
+        }
+        killed += 1;
+        house.wants_a_death();
+    }
+    println!("killed {killed} times");
+    assert!(killed >= 20, "{killed}");
+    assert_eq!(end(run(store, &house, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
+    assert_eq!(sampled(store).await, sampled(folder.path()).await);
 
-    // Each agent dies once, after its first answer, and is led back.
+    // The harness loses its session after each answer.
+    let house = House::open(Fate::LosesSessions).await;
+    let again = TempDir::new().unwrap();
+    let patient = ["actor_rollout_ref.rollout.fault_retries=100"];
+    assert_eq!(
+        end(run(again.path(), &house, &patient), again.path()),
+        undisturbed
+    );
+    assert!(house.ends() >= 30, "{}", house.ends());
+
+    // Each agent dies once and is led back.
     let house = House::open(Fate::FailsOnce).await;
     let again = TempDir::new().unwrap();
     assert_eq!(
         end(run(again.path(), &house, &[]), again.path()),
         undisturbed
     );
-    assert!(house.failed() >= 8, "{}", house.failed());
+    assert!(house.ends() >= 6, "{}", house.ends());
     let shown = ["0", "1"].map(|part| {
         let mut command = program("agentgym-submit");
         command.args(["inspect", RUN, "1", "rollout", part, "--store"]);
@@ -195,6 +221,44 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
     ] {
         assert!(shown.contains(words), "{words} in {shown:.5000}");
     }
+}
+
+/// Tokens that the attempts sampled that committed a part of a rollout, and those that they found sampled.
+async fn sampled(store: &Path) -> Vec<u64> {
+    let store = Store::open(&store.display().to_string()).await.unwrap();
+    let view = RunView::open(&store, RUN).await.unwrap();
+    let mut all = Vec::new();
+    for (iteration, part) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
+        let id = PartId {
+            iteration,
+            stage: Stage::Rollout,
+            part,
+        };
+        let work = view.committed(id).await.unwrap().work.unwrap();
+        let of = |name: &str| work.stats[name].as_u64().unwrap();
+        all.push(of("sampled_tokens") + of("taken_up_tokens"));
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_never_does_the_same_twice_is_trained_on_as_it_went_on() {
+    let house = House::open(Fate::Wavers).await;
+    let folder = TempDir::new().unwrap();
+    let options = ["actor_rollout_ref.rollout.fault_retries=100"];
+    end(run(folder.path(), &house, &options), folder.path());
+    let (told, mut left) = (house.told(), 0);
+    for iteration in 1..=2 {
+        for episode in played(folder.path(), iteration).await {
+            assert!(episode.usable(), "{:?}", episode.fault);
+            assert!(turns(&episode).all(|turn| told.contains(&turn)));
+            left += episode.agent().unwrap().not_asked_again as usize;
+        }
+    }
+    assert!(left >= house::LOST, "{left} answers nobody asked for again");
+    let mut verify = program("agentgym-submit");
+    verify.args(["verify", RUN, "--store"]).arg(folder.path());
+    said(verify);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,5 +317,28 @@ fn keys_without_a_meaning_behind_a_harness_are_refused_by_name() {
     ] {
         std::fs::write(scene.path("house.yaml"), text).unwrap();
         scene.refuses(&with(""), 2, words);
+    }
+}
+
+/// A worker that cannot listen where it is to is not there: it begins no part, which would fail.
+#[test]
+fn a_worker_without_its_gateway_does_not_begin() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    for (address, words) in [
+        (&*taken, "cannot listen at"),
+        ("0.0.0.0:0", "--gateway-url"),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let mut worker = program("agentgym-worker");
+        worker.args(["--gateway-addr", address, "--store"]);
+        let output = finish({
+            worker.arg(folder.path());
+            worker
+        });
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{complaint}");
+        assert!(complaint.contains(words), "{complaint}");
+        assert!(!complaint.contains(" ready "), "{complaint}");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
 /// Where the gateway listens, and how others reach it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayOptions {
     /// The address; port 0 takes a free one.
     pub address: SocketAddr,
@@ -34,7 +34,7 @@ pub(crate) struct Call {
     pub(crate) reply: oneshot::Sender<Result<AgentAnswer, Refusal>>,
 }
 
-/// The gateway of a process; it listens from the first episode on.
+/// The gateway of a process; it listens from the first episode on at the latest.
 #[derive(Default)]
 pub struct AgentGateway {
     options: GatewayOptions,
@@ -69,12 +69,26 @@ impl Drop for Attendance {
 }
 
 impl AgentGateway {
-    /// A gateway with these options.
-    pub fn new(options: GatewayOptions) -> Self {
-        Self {
+    /// A gateway with these options. Where they are somebody's own it listens at once, so that a worker
+    /// that cannot is not there, and spoils no part.
+    ///
+    /// # Errors
+    /// It cannot listen, or nobody could reach it.
+    pub(crate) async fn open(options: GatewayOptions) -> Result<Self> {
+        let is_own = options != GatewayOptions::default();
+        let gateway = Self {
             options,
             ..Self::default()
+        };
+        if is_own {
+            gateway.listening().await?;
         }
+        Ok(gateway)
+    }
+
+    async fn listening(&self) -> Result<&str> {
+        let (_, url) = self.listening.get_or_try_init(|| self.listen()).await?;
+        Ok(url)
     }
 
     /// Takes requests with a fresh key.
@@ -82,7 +96,7 @@ impl AgentGateway {
     /// # Errors
     /// The gateway cannot listen.
     pub(crate) async fn attend(&self) -> Result<Attendance> {
-        let (_, url) = self.listening.get_or_try_init(|| self.listen()).await?;
+        let url = self.listening().await?.to_owned();
         let mut key = [0; 16];
         getrandom::fill(&mut key).map_err(|e| Error::stage(format!("no random numbers: {e}")))?;
         let key = key.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -91,7 +105,7 @@ impl AgentGateway {
         self.episodes.all().insert(key.clone(), sender);
         Ok(Attendance {
             key,
-            url: url.clone(),
+            url,
             calls,
             episodes: Arc::clone(&self.episodes),
         })

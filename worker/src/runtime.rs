@@ -124,7 +124,7 @@ pub async fn run_worker(
     options.machine.device.clone_from(&device_name);
     (options.meters).worker(&options.name, &device_name, device.numeric_class());
     let resources = Arc::new(Resources {
-        gateway: Arc::new(AgentGateway::new(options.gateway.clone())),
+        gateway: Arc::new(AgentGateway::open(options.gateway.clone()).await?),
         meters: Arc::clone(&options.meters),
         drain_grace: options.drain_grace,
         ..Resources::new(device.threads(options.threads), device)

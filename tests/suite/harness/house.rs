@@ -11,7 +11,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -23,8 +23,14 @@ pub(super) type Told = (Vec<u32>, Vec<u32>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Plays,
-    /// The first time that it gets a first answer, it dies of it.
+    /// It dies once, after an answer that its task decides.
     FailsOnce,
+    /// After each answer the harness loses its session.
+    LosesSessions,
+    /// After each answer it waits for the death of its worker: [`House::wants_a_death`].
+    AwaitsDeaths,
+    /// It never asks the same twice, and the harness loses the first sessions.
+    Wavers,
     /// It asks what it may not, before and after what it may.
     AsksBadly,
 }
@@ -34,9 +40,10 @@ struct Shared {
     toolbox: EnvClient,
     http: reqwest::Client,
     told: Mutex<BTreeSet<(String, Told)>>,
-    /// First answers that an agent has died of.
-    died: Mutex<BTreeSet<Told>>,
-    failed: AtomicUsize,
+    /// Answers that ended something.
+    ends: Mutex<BTreeSet<Told>>,
+    wants_a_death: AtomicBool,
+    started: AtomicUsize,
     complaints: Mutex<Vec<String>>,
 }
 
@@ -70,8 +77,9 @@ impl House {
             toolbox,
             http: http_client(&urls[0]).build().unwrap(),
             told: Mutex::default(),
-            died: Mutex::default(),
-            failed: AtomicUsize::new(0),
+            ends: Mutex::default(),
+            wants_a_death: AtomicBool::new(false),
+            started: AtomicUsize::new(0),
             complaints: Mutex::default(),
         });
         let options = ServerOptions::default();
@@ -107,8 +115,14 @@ impl House {
         all.iter().map(|(_, told)| told.clone()).collect()
     }
 
-    pub(super) fn failed(&self) -> usize {
-        self.shared.failed.load(Ordering::SeqCst)
+    /// After how many answers something ended.
+    pub(super) fn ends(&self) -> usize {
+        self.shared.ends.lock().unwrap().len()
+    }
+
+    /// Whether an agent waits for the death of its worker; said once.
+    pub(super) fn wants_a_death(&self) -> bool {
+        self.shared.wants_a_death.swap(false, Ordering::SeqCst)
     }
 
     pub(super) fn complaints(&self) -> Vec<String> {
@@ -146,7 +160,7 @@ impl App {
         let running = self.sessions.with(&id, |(item, agent)| {
             let start = || {
                 let (tell, ended) = watch::channel(None);
-                let (agent, item) = (Agent::new(shared, &told), *item);
+                let (agent, item) = (Agent::new(shared, &told, *item), *item);
                 self.runtime.spawn(async move {
                     let _ = tell.send(Some(agent.ends(item).await));
                 });
@@ -161,7 +175,12 @@ impl App {
             ended.ok().and_then(|ended| ended.unwrap().clone())
         };
         let ended = self.runtime.block_on(waiting);
-        Ok(ended.unwrap_or_else(|| json!({"observation": "", "done": false})))
+        let ended = ended.unwrap_or_else(|| json!({"observation": "", "done": false}));
+        if ended.is_null() {
+            self.sessions.close(&id);
+            return Err(HttpRefusal::Failed);
+        }
+        Ok(ended)
     }
 
     fn close(&self, asked: &Asked<'_>) -> Answer {
@@ -187,20 +206,32 @@ struct Agent {
     shared: Arc<Shared>,
     url: String,
     key: String,
+    /// How many were started before.
+    number: usize,
+    /// After how many answers it dies, if it does.
+    dies_after: usize,
 }
 
-/// Why an agent stops: no answer any more, or its death.
+/// Why an agent stops.
 enum Stop {
+    /// It gets no answer any more.
     Refused,
     Dies,
+    /// The harness loses its session.
+    Lost,
 }
 
+/// How many sessions of an agent that wavers are lost.
+pub(super) const LOST: usize = 8;
+
 impl Agent {
-    fn new(shared: &Arc<Shared>, told: &Value) -> Self {
+    fn new(shared: &Arc<Shared>, told: &Value, item: i64) -> Self {
         Self {
             shared: Arc::clone(shared),
             url: format!("{}/v1/chat/completions", told["base_url"].as_str().unwrap()),
             key: told["api_key"].as_str().unwrap().to_owned(),
+            number: shared.started.fetch_add(1, Ordering::SeqCst),
+            dies_after: item as usize / 4 % 3,
         }
     }
 
@@ -209,9 +240,9 @@ impl Agent {
         let mut session = self.shared.toolbox.open(item).await.unwrap();
         match self.plays(item, &mut session).await {
             Err(Stop::Dies) => {
-                self.shared.failed.fetch_add(1, Ordering::SeqCst);
                 json!({"observation": "", "done": true, "ended": "failed", "reason": "it dies"})
             }
+            Err(Stop::Lost) => Value::Null,
             Ok(reward) => json!({
                 "observation": "That was all.", "done": true, "reward": reward,
                 "components": {"game": reward}, "reason": "as the game has it",
@@ -221,7 +252,10 @@ impl Agent {
     }
 
     async fn plays(&self, item: i64, session: &mut Session) -> Result<f64, Stop> {
-        let task = prompt(session.observation());
+        let mut task = prompt(session.observation());
+        if self.shared.fate == Fate::Wavers {
+            task += &format!("\nThis is start {}.", self.number);
+        }
         let user = |text: &str| json!({"role": "user", "content": text});
         let mut messages = vec![user(&task)];
         if item % 4 == 1 {
@@ -306,13 +340,27 @@ impl Agent {
         let told = (ids("prompt_token_ids"), ids("token_ids"));
         let (id, shared) = (answer["id"].as_str().unwrap().to_owned(), &self.shared);
         shared.told.lock().unwrap().insert((id, told.clone()));
-        let begins = messages[0]["content"].as_str().unwrap();
-        let is_first = messages.len() == 1 && !begins.ends_with('?');
-        let may_die = is_first && shared.fate == Fate::FailsOnce;
-        let dies = may_die && shared.died.lock().unwrap().insert(told);
-        match dies {
-            true => Err(Stop::Dies),
-            false => Ok(choice["message"].clone()),
+        let replies = messages.iter().filter(|each| each["role"] == "assistant");
+        let (replies, is_aside) = (replies.count(), {
+            let begins = messages[0]["content"].as_str().unwrap();
+            messages.len() == 1 && begins.ends_with('?')
+        });
+        let ends = match shared.fate {
+            Fate::Plays | Fate::AsksBadly => false,
+            Fate::FailsOnce => replies == self.dies_after && !is_aside,
+            Fate::Wavers => self.number < LOST,
+            Fate::LosesSessions | Fate::AwaitsDeaths => true,
+        };
+        if !ends || !shared.ends.lock().unwrap().insert(told) {
+            return Ok(choice["message"].clone());
+        }
+        match shared.fate {
+            Fate::FailsOnce => Err(Stop::Dies),
+            Fate::AwaitsDeaths => {
+                shared.wants_a_death.store(true, Ordering::SeqCst);
+                std::future::pending().await
+            }
+            _ => Err(Stop::Lost),
         }
     }
 
@@ -326,6 +374,7 @@ impl Agent {
         };
         let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
         let long = "get ".repeat(40_000);
+        let flood = "get ".repeat(3 << 20);
         for (body, status, words) in [
             (with("n", json!(8)), 400, "one answer at a time"),
             (with("messages", image), 400, "must be text"),
@@ -340,6 +389,7 @@ impl Agent {
                 "response_format",
             ),
             (with("tools", json!("get")), 400, "list of tools"),
+            (with("user", json!(flood)), 413, "has more than"),
         ] {
             let found = self.post(&body, &[]).await;
             let fits = |(found, answer): &(u16, Value)| {
