@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 const CONVERSATIONS: usize = 64;
 const ROUNDS: usize = 6;
-const REPEATS: usize = 3;
+const REPEATS: usize = 7;
 /// Ticks of `/proc/self/stat` in a second.
 const TICKS: f64 = 100.0;
 
@@ -149,7 +149,7 @@ async fn played(url: &str, harness: bool, more: &[&str]) -> anyhow::Result<Cost>
     let kind = if harness { "harness: true\n" } else { "" };
     std::fs::write(&spec, format!("name: recorded\n{kind}"))?;
     let config = format!(
-        "run: {{id: recorded, pipeline: evaluate}}
+        "run: {{id: recorded, pipeline: eval}}
 actor_rollout_ref:
   model: {{path: 'tiny?hidden=128&layers=4&vocab=512'}}
   rollout: {{max_tokens: 48, max_model_len: 4096}}
@@ -207,33 +207,28 @@ async fn main() -> anyhow::Result<()> {
     let url = format!("http://{}", listener.local_addr()?);
     tokio::spawn(async move { axum::serve(listener, router).await });
     println!("{CONVERSATIONS} conversations of {ROUNDS} answers at once, one thread that samples");
-    let (mut by_environment, mut by_agent) = (Vec::new(), Vec::new());
+    let mut ratios = Vec::new();
     for _ in 0..REPEATS {
-        for harness in [false, true] {
+        let mut by_token = Vec::new();
+        for (kind, harness) in [("environment", false), ("agent", true)] {
             let cost = played(&url, harness, &[]).await?;
-            let by_token = 1e6 * cost.cpu_s / cost.tokens;
+            by_token.push(1e6 * cost.cpu_s / cost.tokens);
             println!(
-                "{}: {:.0} tokens, {:.1} CPU-seconds, {by_token:.1} µs a token, {:.1} s",
-                if harness {
-                    "agent      "
-                } else {
-                    "environment"
-                },
+                "{kind:11}: {:.0} tokens, {:.1} CPU-seconds, {:.1} µs a token, {:.1} s",
                 cost.tokens,
                 cost.cpu_s,
+                by_token[by_token.len() - 1],
                 cost.wall_s
             );
-            if harness {
-                by_agent.push(by_token);
-            } else {
-                by_environment.push(by_token);
-            }
         }
+        ratios.push(by_token[1] / by_token[0]);
     }
-    let least = |all: &[f64]| all.iter().copied().fold(f64::INFINITY, f64::min);
+    ratios.sort_by(f64::total_cmp);
     println!(
-        "CPU-seconds a token, agent over environment: {:.3}",
-        least(&by_agent) / least(&by_environment)
+        "CPU-seconds a token, agent over environment: {:.3} (median of {REPEATS} pairs, {:.3} to {:.3})",
+        ratios[REPEATS / 2],
+        ratios[0],
+        ratios[REPEATS - 1]
     );
     for (name, interval) in [("5 s", "5"), ("before each answer", "0")] {
         table.lock().unwrap().waits.clear();

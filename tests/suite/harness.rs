@@ -5,11 +5,14 @@
 mod house;
 
 use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config};
+use crate::strikes::strikes;
 use crate::toolbox::warmed;
+use agentgym_jobs::codec::decode;
 use agentgym_jobs::episode::{Episode, Outcome};
+use agentgym_jobs::journal::{Event, Segment};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_model::{ComputeOptions, Device, Message, Policy, Role, ScoreRequest, score};
-use agentgym_storage::Store;
+use agentgym_storage::{Journal, Store};
 use agentgym_submit::records::episodes;
 use agentgym_submit::runs::RunView;
 use agentgym_tests::program::{Running, finish, program};
@@ -52,12 +55,7 @@ async fn played(store: &Path, iteration: u32) -> Vec<Episode> {
     let view = RunView::open(&store, RUN).await.unwrap();
     let mut all = Vec::new();
     for part in 0..2 {
-        let id = PartId {
-            iteration,
-            stage: Stage::Rollout,
-            part,
-        };
-        let manifest = view.committed(id).await.unwrap();
+        let manifest = view.committed(rollout(iteration, part)).await.unwrap();
         all.extend(episodes(&view, &manifest).await.unwrap());
     }
     all
@@ -164,19 +162,18 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
     let mut killed = 0;
     loop {
         let mut running = Running::start(run(store, &house, &options));
-        let wants_a_death = loop {
+        let heard = loop {
             tokio::time::sleep(Duration::from_millis(3)).await;
             if running.has_ended() {
-                break false;
+                break None;
             }
-            if house.wants_a_death() {
-                break true;
+            if let Some((_, answer)) = house.wants_a_death() {
+                break Some(answer);
             }
         };
         running.kill();
-        if !wants_a_death {
-            break;
-        }
+        let Some(answer) = heard else { break };
+        assert!(journalled(store).await.contains(&answer), "{answer:?}");
         killed += 1;
         house.wants_a_death();
     }
@@ -185,6 +182,18 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
     assert_eq!(end(run(store, &house, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
     assert_eq!(sampled(store).await, sampled(folder.path()).await);
+
+    // It is killed at any time.
+    let house = House::open(Fate::Plays).await;
+    let again = TempDir::new().unwrap();
+    let store = again.path();
+    let options = ["jobs.threads=1", "jobs.journal_interval_s=0.1"];
+    let struck = strikes((store, RUN), 5, 4, || run(store, &house, &options)).await;
+    assert_eq!(
+        end(run(store, &house, &[]), store),
+        undisturbed,
+        "{struck:?}"
+    );
 
     // The harness loses its session after each answer.
     let house = House::open(Fate::LosesSessions).await;
@@ -223,18 +232,42 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
     }
 }
 
+/// The rollouts' parts.
+const ROLLOUTS: [PartId; 4] = [rollout(1, 0), rollout(1, 1), rollout(2, 0), rollout(2, 1)];
+
+const fn rollout(iteration: u32, part: u32) -> PartId {
+    PartId {
+        iteration,
+        stage: Stage::Rollout,
+        part,
+    }
+}
+
+/// Ids of the answers that the journals of a run hold.
+async fn journalled(store: &Path) -> Vec<Vec<u32>> {
+    let store = Store::open(&store.display().to_string()).await.unwrap();
+    let view = RunView::open(&store, RUN).await.unwrap();
+    let mut all = Vec::new();
+    for part in ROLLOUTS {
+        for segment in Journal::replay(&store, &view.slot(part)).await.unwrap() {
+            let Segment::V1(segment) = decode(&segment).unwrap();
+            let events = segment.records.into_iter().flat_map(|record| record.events);
+            all.extend(events.filter_map(|event| match event {
+                Event::Answered(answered) => Some(answered.message.token_ids),
+                _ => None,
+            }));
+        }
+    }
+    all
+}
+
 /// Tokens that the attempts sampled that committed a part of a rollout, and those that they found sampled.
 async fn sampled(store: &Path) -> Vec<u64> {
     let store = Store::open(&store.display().to_string()).await.unwrap();
     let view = RunView::open(&store, RUN).await.unwrap();
     let mut all = Vec::new();
-    for (iteration, part) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
-        let id = PartId {
-            iteration,
-            stage: Stage::Rollout,
-            part,
-        };
-        let work = view.committed(id).await.unwrap().work.unwrap();
+    for part in ROLLOUTS {
+        let work = view.committed(part).await.unwrap().work.unwrap();
         let of = |name: &str| work.stats[name].as_u64().unwrap();
         all.push(of("sampled_tokens") + of("taken_up_tokens"));
     }

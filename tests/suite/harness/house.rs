@@ -11,7 +11,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -42,7 +42,7 @@ struct Shared {
     told: Mutex<BTreeSet<(String, Told)>>,
     /// Answers that ended something.
     ends: Mutex<BTreeSet<Told>>,
-    wants_a_death: AtomicBool,
+    wants_a_death: Mutex<Option<Told>>,
     started: AtomicUsize,
     complaints: Mutex<Vec<String>>,
 }
@@ -78,7 +78,7 @@ impl House {
             http: http_client(&urls[0]).build().unwrap(),
             told: Mutex::default(),
             ends: Mutex::default(),
-            wants_a_death: AtomicBool::new(false),
+            wants_a_death: Mutex::default(),
             started: AtomicUsize::new(0),
             complaints: Mutex::default(),
         });
@@ -120,9 +120,9 @@ impl House {
         self.shared.ends.lock().unwrap().len()
     }
 
-    /// Whether an agent waits for the death of its worker; said once.
-    pub(super) fn wants_a_death(&self) -> bool {
-        self.shared.wants_a_death.swap(false, Ordering::SeqCst)
+    /// The answer after which an agent waits for the death of its worker; said once.
+    pub(super) fn wants_a_death(&self) -> Option<Told> {
+        self.shared.wants_a_death.lock().unwrap().take()
     }
 
     pub(super) fn complaints(&self) -> Vec<String> {
@@ -351,13 +351,13 @@ impl Agent {
             Fate::Wavers => self.number < LOST,
             Fate::LosesSessions | Fate::AwaitsDeaths => true,
         };
-        if !ends || !shared.ends.lock().unwrap().insert(told) {
+        if !ends || !shared.ends.lock().unwrap().insert(told.clone()) {
             return Ok(choice["message"].clone());
         }
         match shared.fate {
             Fate::FailsOnce => Err(Stop::Dies),
             Fate::AwaitsDeaths => {
-                shared.wants_a_death.store(true, Ordering::SeqCst);
+                *shared.wants_a_death.lock().unwrap() = Some(told);
                 std::future::pending().await
             }
             _ => Err(Stop::Lost),

@@ -45,6 +45,8 @@ pub(super) struct Slot {
     pub(super) waiting: Vec<Call>,
     /// Holds the keys and values of prompt and answer, where nothing has continued it.
     pub(super) seat: Option<TurnSeat>,
+    /// The answer to who waits first, which was read to settle what of it counts.
+    first: Option<AgentAnswer>,
     state: Arc<AtomicU8>,
     idempotency_key: Option<String>,
 }
@@ -87,6 +89,7 @@ impl Slot {
             request: None,
             waiting: Vec::new(),
             seat: None,
+            first: None,
             state: Arc::default(),
             idempotency_key,
         }
@@ -122,7 +125,8 @@ impl Slot {
             // It has run ids that are no part of the message.
             self.seat = None;
         }
-        request.heard = Some((answer.text, answer.calls));
+        request.heard = Some((answer.text.clone(), answer.calls.clone()));
+        self.first = Some(answer);
     }
 
     /// Answers everyone who waits.
@@ -137,8 +141,10 @@ impl Slot {
         let (Some((message, _)), Some(request)) = (&self.message, &self.request) else {
             return;
         };
+        let mut first = self.first.take();
         for call in std::mem::take(&mut self.waiting) {
-            let mut answer = hear(&call, &request.prompt, (message, tokenizer), key);
+            let again = || hear(&call, &request.prompt, (message, tokenizer), key);
+            let mut answer = first.take().unwrap_or_else(again);
             answer.overridden.clone_from(&request.overridden);
             self.state.store(ON_ITS_WAY, Ordering::SeqCst);
             let sending = Sending(Arc::clone(&self.state));
@@ -204,6 +210,7 @@ impl Answers {
         self.0.retain(|slot| slot.message.is_some());
         for slot in &mut self.0 {
             (slot.request, slot.seat, slot.idempotency_key) = (None, None, None);
+            slot.first = None;
             slot.waiting.clear();
             slot.state = Arc::default();
         }
