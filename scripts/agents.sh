@@ -92,8 +92,8 @@ learns() {
   local name="$1"
   shift
   echo "agents: a tiny policy learns to act ($name)" >&2
-  "$programs/agentgym-submit" "$@" run.id="$name" run.pipeline=sft 'evaluation.sets=[]' --store "$scratch/$name" --quiet >/dev/null
-  "$programs/agentgym-submit" export "$name" --iteration 0 --store "$scratch/$name" --to "$scratch/$name.out" >/dev/null
+  "$programs/agentgym-submit" "$@" run.id="$name" run.pipeline=sft 'evaluation.sets=[]' --store "$scratch/$name.store" --quiet >/dev/null
+  "$programs/agentgym-submit" export "$name" --iteration 0 --store "$scratch/$name.store" --to "$scratch/$name.out" >/dev/null
 }
 learns toolbox configs/toolbox.yaml sft.steps=185 "sft.sources=[{env: one, ids: '1000000..1010000'}]"
 case " ${kinds[*]} " in

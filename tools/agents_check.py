@@ -5,7 +5,7 @@
 
 Each request must be one turn of an episode: its prompt is the template's rendering, by transformers, of what the
 agent sent, where a message of the assistant that it had from the gateway stands as it was sampled; and its
-answer is what the policy said, without special ids. Of a tool, `strict` is a word to the server and in no prompt.
+answer is what the policy said, id by id where the form of the answer has ids, else text and calls. Of a tool, `strict` is a word to the server and in no prompt.
 Whatever else differs is printed, and fails.
 """
 
@@ -162,6 +162,14 @@ def told_by_chat(told, streams):
     return text or "", calls
 
 
+def ids_told(path, told, streams):
+    """Ids of an answer, where its form has them."""
+    if path != "/v1/chat/completions":
+        return None
+    choices = [choice for piece in (events(told) if streams else [json.loads(told)]) for choice in piece["choices"]]
+    return [one for choice in choices for one in choice.get("token_ids") or []]
+
+
 def told_by_messages(told, streams):
     if not streams:
         blocks = json.loads(told)["content"]
@@ -253,7 +261,7 @@ def check(export, folder):
                 prompt = tokenizer.decode(ids[:start], skip_special_tokens=False)
                 # Special ids are no part of what an agent reads.
                 own = [tokenizer.decode(ids[start:stop], skip_special_tokens=skips) for skips in (False, True)]
-                turns[prompt].append(tuple(own))
+                turns[prompt].append((*own, ids[start:stop]))
                 counts["turns"] += 1
             assert [bool(one) for one in mask] == sampled, "a mask is not of its turns"
             counts["sequences"] += 1
@@ -295,7 +303,10 @@ def check(export, folder):
             if rendered != render(tokenizer, messages, tools):
                 counts["prompts in which ids as sampled stand where the template renders otherwise"] += 1
             candidates = turns.get(rendered, [])
+            ids = ids_told(exchange["path"], exchange["told"], asked.get("stream"))
             fits = [answer for answer in candidates if same_answer(said(answer[1], tools), told, asked)]
+            fits = [answer for answer in fits if ids in (None, answer[2])]
+            counts["answers whose ids were told"] += ids is not None
             if not fits:
                 failures.append((exchange, rendered, told, candidates))
                 continue
