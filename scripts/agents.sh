@@ -3,7 +3,7 @@
 # compares what each asked and was told with what is trained on (tools/agents_check.py); with the programs in
 # target/release (or AGENTGYM_PROGRAMS).
 #
-#   scripts/agents.sh [KIND…]     # all of them where none is named, some 20 minutes of two cores
+#   scripts/agents.sh [KIND…]     # all of them where none is named, some ten minutes of two cores
 #
 # Needs a Python of 3.11 or later with venv (PYTHON names one that is not in the path), and for the two of npm
 # Node.js of 20 or later.
@@ -25,8 +25,7 @@ started=()
 trap 'kill "${started[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 "$programs/agentgym-env" toolbox --terms 1 --port 0 >"$scratch/toolbox" &
 started+=($!)
-listening "${started[0]}" "$scratch/toolbox"
-TOOLBOX_URL="$(sed 's/listening on //' "$scratch/toolbox")"
+TOOLBOX_URL="$(address "${started[0]}" "$scratch/toolbox")"
 export TOOLBOX_URL
 
 # Tasks of the toolbox, and of mending a failing test.
@@ -73,7 +72,7 @@ with open(f"{sys.argv[1]}/mend.jsonl", "w") as file:
         print(json.dumps({"prompt": prompt, "system": system, "files": files, "item": item, "tools": []}), file=file)
 rows = []
 for item in range(400):
-    right, wrong = draw.choice(operators), draw.choice(operators)
+    right = draw.choice(operators)
     said = [("system", system), ("human", prompt), ("gpt", turn("I look at the test.", "cat test.py"))]
     said.append(("human", seen(0, test % right)))
     tried = draw.choice([right, draw.choice(operators)])
@@ -128,8 +127,7 @@ for kind in "${kinds[@]}"; do
     --command "$venv/bin/python $PWD/tools/agents_check.py record $scratch/records $command" >"$scratch/$kind.harness" &
   harness=$!
   started+=("$harness")
-  listening "$harness" "$scratch/$kind.harness"
-  url="$(sed 's/listening on //' "$scratch/$kind.harness")"
+  url="$(address "$harness" "$scratch/$kind.harness")"
   "$programs/agentgym-submit" configs/harness.yaml run.id=played actor_rollout_ref.agentgym.env_addr="$url" \
     "actor_rollout_ref.agentgym.envs={agent: {task_name: agent, env_addr: '$url', max_rounds: 4}}" \
     "data.tasks=[{env: agent, ids: '0..4'}]" 'evaluation.sets=[]' sft.steps=0 'sft.sources=[]' \

@@ -19,9 +19,15 @@ packages() {
 # if the server ends first.
 listening() {
   until grep -q listening "$2"; do
-    kill -0 "$1"
+    kill -0 "$1" || return 1
     sleep 0.2
   done
+}
+
+# address PROCESS FILE: waits for a server so, and prints where it listens.
+address() {
+  listening "$@" || return 1
+  sed 's/listening on //' "$2"
 }
 
 # python_of SCRIPT MINOR: prints a Python of 3.MINOR or later with venv, the path's or $PYTHON; where there is

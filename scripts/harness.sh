@@ -17,8 +17,7 @@ started=()
 trap 'kill "${started[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 "$programs/agentgym-env" toolbox --terms 1 --port 0 >"$scratch/toolbox" &
 started+=($!)
-listening "${started[0]}" "$scratch/toolbox"
-toolbox="$(sed 's/listening on //' "$scratch/toolbox")"
+toolbox="$(address "${started[0]}" "$scratch/toolbox")"
 "$programs/agentgym-env" demos --env 'builtin:toolbox?terms=1' --ids 0..1 >"$scratch/shown"
 # The port of configs/harness.yaml.
 "$venv/bin/python" examples/agents/openai_agents.py "$toolbox" "$scratch/shown" 36010 >"$scratch/agents" &

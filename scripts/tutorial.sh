@@ -33,8 +33,8 @@ cargo test --quiet --manifest-path "$scratch/stones/Cargo.toml" --target-dir "$t
 "$target/tutorial-rust/debug/stones" 0 >"$scratch/said" &
 server=$!
 trap 'kill $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
-listening "$server" "$scratch/said"
-agentgym-env doctor "$(sed 's/listening on //' "$scratch/said")" --spec "$scratch/stones/stones.yaml" --leaks 20 --clients 1 --measure-s 0.5
+url="$(address "$server" "$scratch/said")"
+agentgym-env doctor "$url" --spec "$scratch/stones/stones.yaml" --leaks 20 --clients 1 --measure-s 0.5
 
 shorter='s/steps: 520/steps: 2/; s/total_training_steps: 40/total_training_steps: 1/; s/train_batch_size: 16/train_batch_size: 2/'
 shorter="$shorter; s/ n: 8/ n: 2/; s/samples: 4/samples: 1/; s/3976\.\./3998../"
