@@ -212,7 +212,7 @@ async fn what_agents_were_told_is_trained_on_and_survives_kills() {
         end(run(again.path(), &house, &[]), again.path()),
         undisturbed
     );
-    assert!(house.ends() >= 6, "{}", house.ends());
+    assert!(house.ends() >= 8, "{}", house.ends());
     let shown = ["0", "1"].map(|part| {
         let mut command = program("agentgym-submit");
         command.args(["inspect", RUN, "1", "rollout", part, "--store"]);
