@@ -15,7 +15,7 @@ programs="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
 target="${CARGO_TARGET_DIR:-target}"
 kinds=("$@")
 if [ $# -eq 0 ]; then
-  kinds=(chat responses messages openai anthropic openai-agents openai-agents-responses smolagents mini-swe-agent)
+  kinds=(chat completions responses messages openai anthropic openai-agents openai-agents-responses smolagents mini-swe-agent)
 fi
 venv="$(mkdir -p "$target" && cd "$target" && pwd)/agents-1"
 environment agents "$venv" "$python" openai==3.57.0 anthropic==2.14.0 openai-agents==0.24.0 smolagents==1.26.0 \

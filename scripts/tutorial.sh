@@ -38,7 +38,7 @@ agentgym-env doctor "$url" --spec "$scratch/stones/stones.yaml" --leaks 20 --cli
 
 shorter='s/steps: 520/steps: 2/; s/total_training_steps: 40/total_training_steps: 1/; s/train_batch_size: 16/train_batch_size: 2/'
 shorter="$shorter; s/ n: 8/ n: 2/; s/samples: 4/samples: 1/; s/3976\.\./3998../"
-ports="s/36007/$(free_port)/g; s/36010/$(free_port)/g"
+ports="s/36007/$(free_port)/g; s/36010/$(free_port)/g; s/36020/$(free_port)/g"
 for file in docs/harness.md configs/harness.yaml examples/agents/*; do
   mkdir -p "$(dirname "$scratch/agents/$file")"
   sed -e "$shorter; $ports" "$file" >"$scratch/agents/$file"

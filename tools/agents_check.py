@@ -162,9 +162,14 @@ def told_by_chat(told, streams):
     return text or "", calls
 
 
+def told_by_completions(told, streams):
+    pieces = events(told) if streams else [json.loads(told)]
+    return "".join(choice["text"] for piece in pieces for choice in piece["choices"]), []
+
+
 def ids_told(path, told, streams):
     """Ids of an answer, where its form has them."""
-    if path != "/v1/chat/completions":
+    if not path.endswith("/completions"):
         return None
     choices = [choice for piece in (events(told) if streams else [json.loads(told)]) for choice in piece["choices"]]
     return [one for choice in choices for one in choice.get("token_ids") or []]
@@ -205,6 +210,8 @@ def told_by_responses(told, streams):
 ENDS = ("response.completed", "response.incomplete")
 FORMS = {
     "/v1/chat/completions": (asked_by_chat, told_by_chat),
+    # Its prompt is what the agent has written.
+    "/v1/completions": (lambda _asked: ([], []), told_by_completions),
     "/v1/messages": (asked_by_messages, told_by_messages),
     "/v1/responses": (asked_by_responses, told_by_responses),
 }
@@ -295,12 +302,12 @@ def check(export, folder):
                 mark = f"\x02{at}\x03"
                 marks[mark] = same[-1][2]
                 marked[at] = {"role": "assistant", "content": mark}
-            rendered = render(tokenizer, marked, tools)
+            rendered = asked.get("prompt") or render(tokenizer, marked, tools)
             for mark, sampled in marks.items():
                 assert mark in rendered, "the template leaves a message out"
                 whole = mark + end if sampled.endswith(end) else mark
                 rendered = rendered.replace(whole, sampled)
-            if rendered != render(tokenizer, messages, tools):
+            if messages and rendered != render(tokenizer, messages, tools):
                 counts["prompts in which ids as sampled stand where the template renders otherwise"] += 1
             candidates = turns.get(rendered, [])
             ids = ids_told(exchange["path"], exchange["told"], asked.get("stream"))

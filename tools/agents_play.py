@@ -206,8 +206,29 @@ def mini_swe_agent(_toolbox):
     agent.run(TASK["prompt"])
 
 
+def completions(toolbox):
+    """OpenAI's client, by completions: the prompt is the agent's own text."""
+    import openai
+
+    client = openai.OpenAI()
+    prompt = f"<|im_start|>user\n{toolbox.prompt}<|im_end|>\n<|im_start|>assistant\n"
+    for _ in range(CALLS_MAX):
+        asked = dict(model="policy", prompt=prompt, max_tokens=48, stop=["<|im_end|>"])
+        if STREAMS:
+            pieces = client.completions.create(**asked, stream=True)
+            said = "".join(piece.choices[0].text for piece in pieces)
+        else:
+            said = client.completions.create(**asked).choices[0].text
+        call = json.loads(said.split("<tool_call>")[1].split("</tool_call>")[0])
+        answer = toolbox.call(call["name"], call["arguments"])
+        if toolbox.done:
+            return
+        prompt += f"{said}<|im_end|>\n<|im_start|>user\n{answer}<|im_end|>\n<|im_start|>assistant\n"
+
+
 KINDS = {
     "chat": chat,
+    "completions": completions,
     "responses": responses,
     "messages": messages,
     "openai-agents": openai_agents,

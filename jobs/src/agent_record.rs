@@ -17,6 +17,10 @@ pub struct AgentRecord {
     pub ended: String,
     /// Messages of the assistant that were not sampled here: edited, cut short or made up.
     pub unsampled_messages: u32,
+    /// Replies that stand with their thoughts where the template leaves these out, since no id begins behind
+    /// them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub kept_thoughts: u32,
     /// By field: the turns whose request asked for something else than the plan's.
     pub overridden: BTreeMap<String, u32>,
     /// Requests that were refused since no call or no room was left.
@@ -25,6 +29,10 @@ pub struct AgentRecord {
     pub equal_at_once: u32,
     /// Recorded answers that the agent did not ask for when it was started again.
     pub not_asked_again: u32,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 impl AgentRecord {
@@ -45,6 +53,10 @@ impl AgentRecord {
             (
                 self.unsampled_messages,
                 "messages of the assistant not sampled here",
+            ),
+            (
+                self.kept_thoughts,
+                "replies with thoughts that the template leaves out",
             ),
             (self.refused, "requests refused"),
             (self.equal_at_once, "equal requests at once"),

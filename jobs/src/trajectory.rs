@@ -5,7 +5,7 @@
 //! train another model with another tokenizer.
 
 use crate::config::{OpeningTurn, Speaker};
-use crate::episode::{Episode, Outcome};
+use crate::episode::{Episode, Outcome, Sequence};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -48,9 +48,54 @@ pub struct Trajectory {
     /// What the policy could call, as its chat template was given it; absent if actions are text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<Value>,
+    /// In place of messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ids: Option<SequenceIds>,
+}
+
+/// A sequence as its ids: an agent behind a harness keeps its own conversations, and what is put together from
+/// their texts would be others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceIds {
+    /// All ids.
+    pub token_ids: Vec<u32>,
+    /// First and end of each stretch that is trained on.
+    pub trained: Vec<(usize, usize)>,
+    /// Digest of the `tokenizer.json` whose ids these are.
+    pub tokenizer: String,
+}
+
+impl SequenceIds {
+    /// A sequence, unless nothing of it is trained on.
+    fn of(sequence: &Sequence, tokenizer: &str) -> Option<Self> {
+        let mut trained: Vec<(usize, usize)> = Vec::new();
+        for at in (0..sequence.loss_mask.len()).filter(|at| sequence.loss_mask[*at]) {
+            match trained.last_mut() {
+                Some((_, end)) if *end == at => *end += 1,
+                _ => trained.push((at, at + 1)),
+            }
+        }
+        (!trained.is_empty()).then(|| Self {
+            token_ids: sequence.token_ids.clone(),
+            trained,
+            tokenizer: tokenizer.to_owned(),
+        })
+    }
 }
 
 impl Trajectory {
+    /// The sequences of an episode that an agent behind a harness played.
+    pub fn of_agent(episode: &Episode, tokenizer: &str) -> Vec<Self> {
+        let sequences = episode.sequences.iter();
+        let ids = sequences.filter_map(|sequence| SequenceIds::of(sequence, tokenizer));
+        let row = |ids| Self {
+            conversations: Vec::new(),
+            ids: Some(ids),
+            ..Self::of(episode)
+        };
+        ids.map(row).collect()
+    }
+
     /// The conversation of an episode. It includes the observation after the last reply, as
     /// AgentGym records it; that observation is not trained on.
     pub fn of(episode: &Episode) -> Self {
@@ -74,6 +119,7 @@ impl Trajectory {
             outcome: episode.outcome,
             conversations,
             tools,
+            ids: None,
         }
     }
 }

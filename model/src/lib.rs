@@ -34,7 +34,8 @@ pub use dtype::Dtype;
 pub use error::{Error, Result, Verdict};
 pub use folder::adapter::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor_names};
 pub use folder::chat::{
-    Bridge, Chat, Message, Role, SampledReply, TEMPLATE_DATE, TemplateSettings, ToolCall,
+    Bridge, Chat, Message, RecordedChat, Role, SampledReply, TEMPLATE_DATE, TemplateSettings,
+    ToolCall,
 };
 pub use folder::config::ModelConfig;
 pub use folder::family::{Architecture, CANDLE_FAMILIES};

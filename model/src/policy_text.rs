@@ -26,6 +26,34 @@ pub struct PolicyText {
 }
 
 impl PolicyText {
+    /// Ids of a text that a client wrote as the policy reads it, special strings included, at the beginning
+    /// of a sequence or behind other ids. `None` if its length alone shows more than `ids_max` of them.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn text_ids_within(
+        &self,
+        text: &str,
+        is_behind: bool,
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let tokenizer = &self.tokenizer;
+        if text.len() > ids_max && tokenizer.text_ids_min(text) > ids_max {
+            return Ok(None);
+        }
+        // Some tokenizers encode the start of a text otherwise than its middle.
+        let mut special = tokenizer.special_tokens().iter();
+        let end = special.find(|(_, id)| is_behind && self.eos_ids.contains(id));
+        if let Some((end, id)) = end {
+            let mut ids = tokenizer.encode(&format!("{end}{text}"))?;
+            if ids.first() == Some(id) {
+                ids.remove(0);
+                return Ok(Some(ids));
+            }
+        }
+        tokenizer.encode(text).map(Some)
+    }
+
     /// Reads it from a policy's folder, in which there need be no weights.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! be done, is said at once.
 
 use crate::calls::Calls;
-use crate::conversation::{Conversation, conversation};
+use crate::conversation::{AgentPrompt, Conversation, conversation};
 use crate::fields::{Fields, ids};
 use crate::refusal::Refusal;
 use agentgym_model::{Policy, Sampling};
@@ -55,6 +55,17 @@ pub(crate) enum Form {
     Chat,
 }
 
+impl Form {
+    /// The fields of a request of this form.
+    fn fields(self, all: Map<String, Value>) -> Result<Fields, Refusal> {
+        let own: &[&str] = match self {
+            Self::Completion => &["prompt", "echo"],
+            Self::Chat => &OF_CHAT,
+        };
+        Fields::of(all, &[&BOTH, own].concat())
+    }
+}
+
 /// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
@@ -99,11 +110,7 @@ impl Ask {
         fields: Map<String, Value>,
         (policy, name): (&Policy, &str),
     ) -> Result<Self, Refusal> {
-        let own: &[&str] = match form {
-            Form::Completion => &["prompt", "echo"],
-            Form::Chat => &OF_CHAT,
-        };
-        let fields = Fields::of(fields, &[&BOTH, own].concat())?;
+        let fields = form.fields(fields)?;
         let asked = fields.get("model").map(|model| model.as_str());
         if asked.is_some_and(|model| model != Some(name)) {
             let message = format!("the policy here is {name:?}; GET /v1/models names it too");
@@ -158,20 +165,34 @@ impl Ask {
         })
     }
 
-    /// The fields of a chat whose ids and sampling are not this server's: what it asks for, its
-    /// conversation, and the most tokens that it wants.
+    /// The fields of a request whose ids and sampling are not this server's: what it asks for, what is to
+    /// be answered, and the most tokens that it wants.
     pub(crate) fn of_agent(
+        form: Form,
         fields: Map<String, Value>,
-    ) -> Result<(Self, Conversation, Option<usize>), Refusal> {
-        let fields = Fields::of(fields, &[&BOTH[..], &OF_CHAT].concat())?;
-        let mut ask = Self::of(Form::Chat, &fields)?;
+    ) -> Result<(Self, AgentPrompt, Option<usize>), Refusal> {
+        let fields = form.fields(fields)?;
+        let mut ask = Self::of(form, &fields)?;
         if ask.n > 1 {
             let message = "one answer at a time: ask again for another";
             return Err(Refusal::bad("n", message));
         }
-        let conversation = Conversation::read(&fields)?;
-        ask.may_call(conversation.tools.is_some(), &fields);
-        Ok((ask, conversation, tokens_max(&fields)?))
+        let tokens_max = tokens_max(&fields)?;
+        match form {
+            Form::Completion if ask.echo => {
+                let message = "the prompt is not repeated here; leave echo out";
+                Err(Refusal::bad("echo", message))
+            }
+            Form::Completion => {
+                let tokens_max = tokens_max.unwrap_or(TOKENS_DEFAULT);
+                Ok((ask, AgentPrompt::of_completion(&fields)?, Some(tokens_max)))
+            }
+            Form::Chat => {
+                let conversation = Conversation::read(&fields)?;
+                ask.may_call(conversation.tools.is_some(), &fields);
+                Ok((ask, AgentPrompt::Chat(conversation), tokens_max))
+            }
+        }
     }
 
     fn may_call(&mut self, has_tools: bool, fields: &Fields) {

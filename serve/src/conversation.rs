@@ -1,9 +1,35 @@
 //! The conversation of a chat: its messages, and the tools that the policy may call.
 
-use crate::fields::{Fields, text};
+use crate::fields::{Fields, ids, text};
 use crate::refusal::Refusal;
 use agentgym_model::{Chat, Message, Policy, Role, ToolCall};
 use serde_json::{Map, Value, json};
+
+/// What an agent asks to have answered.
+#[derive(Debug)]
+pub(crate) enum AgentPrompt {
+    Chat(Conversation),
+    /// A text to continue, as the policy reads it.
+    Text(String),
+    /// The same as ids.
+    Ids(Vec<u32>),
+}
+
+impl AgentPrompt {
+    /// The one prompt of a completion.
+    pub(crate) fn of_completion(fields: &Fields) -> Result<Self, Refusal> {
+        let given = match fields.get("prompt") {
+            Some(Value::Array(all)) if all.len() == 1 && !all[0].is_number() => Some(&all[0]),
+            given => given,
+        };
+        let read = match given {
+            Some(Value::String(text)) => Some(Self::Text(text.clone())),
+            Some(Value::Array(all)) => ids(all).map(Self::Ids),
+            _ => None,
+        };
+        read.ok_or_else(|| Refusal::bad("prompt", "prompt must be one text, or the ids of one"))
+    }
+}
 
 /// What is said so far, and what may be called.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 //! `x-agentgym-overridden` of the answer names the fields.
 
 use crate::answer::{Piece, Teller, document, finish_reason, usage};
-use crate::ask::Ask;
+use crate::ask::{Ask, Form};
 use crate::calls::Calls;
-use crate::conversation::Conversation;
+use crate::conversation::AgentPrompt;
 use crate::refusal::Refusal;
 use crate::spelling::Special;
 use crate::wire::{self, Route};
@@ -65,7 +65,7 @@ pub trait Sampler: Send + Sync + 'static {
 /// What an agent asks.
 #[derive(Debug)]
 pub struct AgentRequest {
-    conversation: Conversation,
+    prompt: AgentPrompt,
     ask: Ask,
     /// The most tokens that it wants.
     pub tokens_max: Option<usize>,
@@ -112,11 +112,11 @@ impl AgentRequest {
         {
             overridden.insert("tool_choice".to_owned(), choice.take());
         }
-        let (ask, conversation, tokens_max) = Ask::of_agent(fields)?;
+        let (ask, prompt, tokens_max) = Ask::of_agent(route.form(), fields)?;
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let count = text(RETRY_COUNT).and_then(|count| count.parse::<u32>().ok());
         let asked = Self {
-            conversation,
+            prompt,
             ask,
             tokens_max,
             is_retry: count.is_some_and(|count| count > 0),
@@ -126,14 +126,44 @@ impl AgentRequest {
         Ok((asked, repeated))
     }
 
-    /// The messages so far.
+    /// The messages of a chat so far.
     pub fn messages(&self) -> &[Message] {
-        &self.conversation.messages
+        match &self.prompt {
+            AgentPrompt::Chat(conversation) => &conversation.messages,
+            _ => &[],
+        }
+    }
+
+    /// The text that a completion continues.
+    pub fn text(&self) -> Option<&str> {
+        match &self.prompt {
+            AgentPrompt::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The ids that a completion continues, where it gives those.
+    pub fn ids(&self) -> Option<&[u32]> {
+        match &self.prompt {
+            AgentPrompt::Ids(ids) => Some(ids),
+            _ => None,
+        }
+    }
+
+    /// Its field with what is to be answered.
+    pub fn prompt_field(&self) -> &'static str {
+        match &self.prompt {
+            AgentPrompt::Chat(_) => "messages",
+            _ => "prompt",
+        }
     }
 
     /// The tools that it offers, as a template is given them.
     pub fn tools(&self) -> Option<&Value> {
-        self.conversation.tools.as_ref()
+        match &self.prompt {
+            AgentPrompt::Chat(conversation) => conversation.tools.as_ref(),
+            _ => None,
+        }
     }
 
     /// The policy's template with its tools.
@@ -141,7 +171,10 @@ impl AgentRequest {
     /// # Errors
     /// A template that has no place for them.
     pub fn chat(&self, chat: &Chat) -> Result<Chat, Refusal> {
-        self.conversation.chat(chat)
+        match &self.prompt {
+            AgentPrompt::Chat(conversation) => conversation.chat(chat),
+            _ => Ok(chat.clone()),
+        }
     }
 
     /// What of a sampled message its client reads: all of it, or what comes before a text or behind a
@@ -184,7 +217,11 @@ impl AgentRequest {
         let kept = all.length();
         let choice = teller.choice(0, (&all, kept), end);
         let id = blake3::Hash::from_bytes(key).to_hex();
-        let id = format!("chatcmpl-{}", &id[..24]);
+        let (kind, said) = match ask.form {
+            Form::Completion => ("cmpl", &choice["text"]),
+            Form::Chat => ("chatcmpl", &choice["message"]["content"]),
+        };
+        let id = format!("{kind}-{}", &id[..24]);
         let calls = choice["message"]["tool_calls"].as_array();
         let call = |call: &Value| {
             let function = &call["function"];
@@ -193,7 +230,7 @@ impl AgentRequest {
             let arguments = serde_json::from_str(arguments).unwrap_or(Value::Null);
             (name.to_owned(), arguments)
         };
-        let text = choice["message"]["content"].as_str().unwrap_or_default();
+        let text = said.as_str().unwrap_or_default();
         let (text, calls) = (
             text.to_owned(),
             calls.into_iter().flatten().map(call).collect(),
@@ -214,19 +251,38 @@ impl AgentRequest {
 
 impl AgentAnswer {
     /// The answer as the pieces of a stream.
-    fn pieces(&self, counts: bool) -> Vec<Value> {
+    fn pieces(&self, ask: &Ask) -> Vec<Value> {
         let piece = |choices: Value| {
             let mut piece = self.whole.clone();
-            piece["object"] = json!("chat.completion.chunk");
             piece["choices"] = choices;
             if let Some(fields) = piece.as_object_mut() {
                 fields.shift_remove("usage");
             }
+            if ask.form == Form::Chat {
+                piece["object"] = json!("chat.completion.chunk");
+            }
             piece
         };
-        let begins = json!([{
+        let mut all = match ask.form {
+            Form::Completion => vec![piece(self.whole["choices"].clone())],
+            Form::Chat => self
+                .chat_choices()
+                .map(|choice| piece(json!([choice])))
+                .into(),
+        };
+        if ask.counts {
+            let mut last = piece(json!([]));
+            last["usage"] = self.whole["usage"].clone();
+            all.push(last);
+        }
+        all
+    }
+
+    /// The choice of a chat's answer in two pieces: its role, and all else.
+    fn chat_choices(&self) -> [Value; 2] {
+        let begins = json!({
             "index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
-        }]);
+        });
         let mut choice = self.whole["choices"][0].clone();
         let mut delta = json!({});
         let message = choice["message"].take();
@@ -249,13 +305,7 @@ impl AgentAnswer {
             fields.shift_remove("message");
         }
         choice["delta"] = delta;
-        let mut all = vec![piece(begins), piece(json!([choice]))];
-        if counts {
-            let mut last = piece(json!([]));
-            last["usage"] = self.whole["usage"].clone();
-            all.push(last);
-        }
-        all
+        [begins, choice]
     }
 
     fn response(mut self, route: Route, repeated: Value, ask: &Ask) -> Response {
@@ -263,7 +313,7 @@ impl AgentAnswer {
         let mut response = match ask.stream {
             true => {
                 // A client may go on as soon as it has read the end.
-                let pieces = tracked(iter(self.pieces(ask.counts)), delivered);
+                let pieces = tracked(iter(self.pieces(ask)), delivered);
                 let pieces = pieces.chain(iter([Value::Null]));
                 route.stream((repeated, self.read), pieces)
             }
@@ -354,20 +404,17 @@ async fn answered(app: &App, parts: &Parts, body: Body) -> Result<Response, Refu
         }
         _ => {}
     }
-    // A completion's prompt would be a text in which the ids of answers cannot be found.
-    let routes = &Route::ALL[1..];
-    let route = routes.iter().find(|(own, _)| *own == path);
-    let Some((_, route)) = route else {
-        return Err(wire::no_path(path, routes));
+    let Some(route) = Route::of(path) else {
+        return Err(wire::no_path(path));
     };
     if parts.method != Method::POST {
         return Err(wire::wrong_method(path, "POST"));
     }
     let key = String::from_utf8_lossy(wire::key(&parts.headers)).into_owned();
     let (body, permit) = wire::body(&app.bodies, body).await?;
-    let (asked, repeated) = AgentRequest::read(*route, &body, &parts.headers)?;
+    let (asked, repeated) = AgentRequest::read(route, &body, &parts.headers)?;
     drop((body, permit));
     let ask = asked.ask.clone();
     let answer = app.sampler.sample(key, asked).await?;
-    Ok(answer.response(*route, repeated, &ask))
+    Ok(answer.response(route, repeated, &ask))
 }

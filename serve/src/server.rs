@@ -1,6 +1,6 @@
 //! The HTTP server: who may ask, how much at once, and how it ends.
 
-use crate::ask::{Ask, Form};
+use crate::ask::Ask;
 use crate::owner::Owner;
 use crate::refusal::Refusal;
 use crate::reply::{Reply, ServedPolicy, Serving, pieces};
@@ -208,7 +208,7 @@ fn models(app: &App, parts: &Parts) -> Result<Response, Refusal> {
         Some(one) if one.strip_prefix('/') == Some(name) => model,
         Some(_) => return Err(Refusal::no_model(format!("the policy here is {name:?}"))),
         None => {
-            return Err(wire::no_path(path, &Route::ALL));
+            return Err(wire::no_path(path));
         }
     };
     match parts.method == Method::GET {
@@ -240,11 +240,7 @@ async fn read(app: &App, route: Route, body: Body) -> Result<(Ask, Value), Refus
     let read = move || {
         let served = &serving.served;
         let (fields, repeated) = route.fields(&body)?;
-        let form = match route {
-            Route::Completions => Form::Completion,
-            Route::Chat | Route::Messages | Route::Responses => Form::Chat,
-        };
-        let ask = Ask::read(form, fields, (&served.policy, &served.name))?;
+        let ask = Ask::read(route.form(), fields, (&served.policy, &served.name))?;
         Ok((ask, repeated))
     };
     let read = tokio::task::spawn_blocking(read).await;

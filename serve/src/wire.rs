@@ -1,6 +1,7 @@
 //! What all routes have in common: the forms in which a chat comes and goes, its body, its key, and how an
 //! answer is sent, whole or as events.
 
+use crate::ask::Form;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::{messages, responses};
@@ -67,6 +68,14 @@ impl Route {
     pub(crate) fn of(path: &str) -> Option<Self> {
         let found = Self::ALL.iter().find(|(own, _)| *own == path);
         found.map(|(_, route)| *route)
+    }
+
+    /// Which of OpenAI's two forms its requests are read in.
+    pub(crate) fn form(self) -> Form {
+        match self {
+            Self::Completions => Form::Completion,
+            Self::Chat | Self::Messages | Self::Responses => Form::Chat,
+        }
     }
 
     /// The fields of a body in OpenAI's form, and what the answer repeats of it.
@@ -202,8 +211,8 @@ pub(crate) fn wrong_method(path: &str, method: &str) -> Refusal {
 }
 
 /// That there is nothing under a path.
-pub(crate) fn no_path(path: &str, routes: &[(&str, Route)]) -> Refusal {
-    let routes: Vec<&str> = routes.iter().map(|(path, _)| *path).collect();
+pub(crate) fn no_path(path: &str) -> Refusal {
+    let routes = Route::ALL.map(|(path, _)| path);
     let message = format!(
         "there is no {path}; there are {}, /v1/models and /health",
         routes.join(", ")

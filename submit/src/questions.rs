@@ -116,6 +116,12 @@ fn ledger_text(found: &Ledger) -> String {
             text::seconds(again.made_again_s)
         );
     }
+    if again.environments_s > 0.0 {
+        out += &format!(
+            "environments and harnesses took {} of their episodes' time, summed over those played at once\n",
+            text::seconds(again.environments_s)
+        );
+    }
     out += &format!("solved episodes trained on: {}", found.solved_episodes);
     if let Some(each) = found.worker_s_per_solved_episode {
         out += &format!("; {} of a worker for each", text::seconds(each));

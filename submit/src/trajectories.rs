@@ -8,7 +8,7 @@ use crate::records::episodes;
 use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::episode::Episode;
-use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage};
 use agentgym_jobs::trajectory::Trajectory;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -51,16 +51,32 @@ pub struct Written {
     pub parts: usize,
 }
 
-/// A row: the trajectory, and where in the run it was played.
-fn row(run: &str, id: PartId, episode: &Episode) -> Value {
-    let mut row = json!(Trajectory::of(episode));
-    row["run"] = json!(run);
-    row["iteration"] = json!(id.iteration);
-    row["stage"] = json!(id.stage);
-    row["part"] = json!(id.part);
-    row["group"] = json!(episode.group);
-    row["sample"] = json!(episode.sample);
-    row
+/// The rows of an episode: the trajectory, or each sequence of an agent's, and where in the run it was played.
+fn rows(run: &str, id: PartId, episode: &Episode, tokenizer: &str) -> Vec<Value> {
+    let trajectories = match episode.agent() {
+        Some(_) => Trajectory::of_agent(episode, tokenizer),
+        None => vec![Trajectory::of(episode)],
+    };
+    let row = |trajectory| {
+        let mut row = json!(trajectory);
+        row["run"] = json!(run);
+        row["iteration"] = json!(id.iteration);
+        row["stage"] = json!(id.stage);
+        row["part"] = json!(id.part);
+        row["group"] = json!(episode.group);
+        row["sample"] = json!(episode.sample);
+        row
+    };
+    trajectories.iter().map(row).collect()
+}
+
+/// The digest of the `tokenizer.json` of a run's policies.
+async fn tokenizer(view: &RunView) -> Result<String> {
+    let base = view.committed(BASE_PART).await?;
+    let own = base.outputs.iter();
+    let mut own = own.filter(|artifact| artifact.name == "policy/tokenizer.json");
+    let found = own.next().map(|artifact| artifact.digest.to_string());
+    found.ok_or_else(|| Error::Missing(format!("{BASE_PART} has no policy/tokenizer.json")))
 }
 
 /// Writes the selected episodes as a JSON array, one row per line, in the order of iteration, part,
@@ -93,19 +109,13 @@ pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Writte
         .tempfile_in(parent)
         .map_err(Error::local(parent))?;
     let mut out = std::io::BufWriter::new(file);
-    let run = view.plan.run.as_str();
+    let (run, tokenizer) = (view.plan.run.as_str(), tokenizer(view).await?);
     for id in ids {
         let manifest = view.committed(id).await?;
         for episode in episodes(view, &manifest).await? {
             let enough = wanted
                 .reward_min
                 .is_none_or(|least| episode.reward >= least);
-            if episode.agent().is_some() {
-                return Err(Error::Usage(format!(
-                    "the episodes of {id} were played by agents behind a harness, whose conversations are not one \
-                     after the other; leave out --trajectories, and the export has each with its ids"
-                )));
-            }
             match (
                 episode.usable(),
                 enough && (episode.success || !wanted.success),
@@ -113,14 +123,15 @@ pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Writte
                 (false, _) => written.unusable += 1,
                 (true, false) => written.below_threshold += 1,
                 (true, true) => {
-                    let row = row(run, id, &episode);
-                    let head = if written.trajectories == 0 {
-                        "[\n"
-                    } else {
-                        ",\n"
-                    };
-                    write!(out, "{head}{row}").map_err(Error::local(to))?;
-                    written.trajectories += 1;
+                    for row in rows(run, id, &episode, &tokenizer) {
+                        let head = if written.trajectories == 0 {
+                            "[\n"
+                        } else {
+                            ",\n"
+                        };
+                        write!(out, "{head}{row}").map_err(Error::local(to))?;
+                        written.trajectories += 1;
+                    }
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! agent changes no byte; and what they may not ask is refused in words that their clients read.
 
 mod house;
+mod shown;
 
 use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config};
 use crate::strikes::strikes;
@@ -292,6 +293,40 @@ async fn an_agent_that_never_does_the_same_twice_is_trained_on_as_it_went_on() {
     let mut verify = program("agentgym-submit");
     verify.args(["verify", RUN, "--store"]).arg(folder.path());
     said(verify);
+}
+
+/// Agents that write their prompts themselves: an answer in a longer text stands for its ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_go_on_with_the_ids_of_their_answers() {
+    let house = House::open(Fate::Completes).await;
+    let folder = TempDir::new().unwrap();
+    let options = ["trainer.total_training_steps=1"];
+    end(run(folder.path(), &house, &options), folder.path());
+    assert_eq!(house.complaints(), Vec::<String>::new());
+    let policy = Policy::load(Path::new(warmed()), &Device::cpu()).unwrap();
+    let (mut told, mut found) = (house.told(), Vec::new());
+    for episode in played(folder.path(), 1).await {
+        assert!(episode.usable(), "{:?}", episode.fault);
+        // Three of text, one of ids, and one that begins another sequence.
+        assert_eq!((episode.turns.len(), episode.sequences.len()), (5, 2));
+        for (turn, (prompt, answer)) in episode.turns.iter().zip(turns(&episode)) {
+            let (sequence, policy_says) = (turn.sequence as usize, turn.policy);
+            let mask = &episode.sequences[sequence].loss_mask;
+            assert!(
+                mask[policy_says.0 as usize..policy_says.1 as usize]
+                    .iter()
+                    .all(|own| *own)
+            );
+            found.push((prompt, answer));
+        }
+        let text = policy
+            .tokenizer()
+            .decode(&episode.sequences[0].token_ids, false);
+        assert!(text.contains("Go on."), "{text}");
+    }
+    told.sort();
+    found.sort();
+    assert_eq!(told, found);
 }
 
 #[tokio::test(flavor = "multi_thread")]

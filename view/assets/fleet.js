@@ -268,6 +268,7 @@ function ledgerView(ledger, query, setPrice) {
     h("p", { class: "quiet" }, "A killed worker says no more: its part counts as lost until another worker takes it up, also what that one took up from a journal. Idle is the time between a worker's parts."),
     facts([["useful", seconds(t.useful_s) + money(t.useful_cost)], ["lost", seconds(t.lost_s) + money(t.lost_cost)], ["idle", seconds(t.idle_s) + money(t.idle_cost)], ["cost", priced ? num(t.cost) : null],
       ["solved episodes", ledger.solved_episodes], ["per solved episode", isNumber(ledger.worker_s_per_solved_episode) ? seconds(ledger.worker_s_per_solved_episode) + money(ledger.cost_per_solved_episode) : null],
+      ["environments and harnesses", t.environments_s > 0 ? seconds(t.environments_s) + ", summed over episodes" : null],
       ["of workers without a price", t.unpriced_s > 0 ? seconds(t.unpriced_s) + (priced ? ", in no cost" : "") : null]]),
     h("div", { class: "toolbar" }, priceField(t.unpriced_s, query, setPrice)),
     table("By stage", columns("stage"), ledger.stages.map((x) => line(x, x.stage))),

@@ -10,7 +10,10 @@ use crate::{Error, Result};
 use agentgym_envs::demonstration::{Demonstration, Solver};
 use agentgym_jobs::config::OverlongRows;
 pub(crate) use agentgym_jobs::trajectory::Line;
+use agentgym_jobs::trajectory::SequenceIds;
 use agentgym_model::{Message, Policy, Role, ScoreRequest};
+use agentgym_storage::Digest;
+use agentgym_text::visible_name;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -19,7 +22,11 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Conversation {
     /// In order; the first message is the human's.
+    #[serde(default)]
     pub(crate) conversations: Vec<Line>,
+    /// In place of these.
+    #[serde(default)]
+    pub(crate) ids: Option<SequenceIds>,
     /// The task it solves, e.g. `textcraft_12`.
     #[serde(default)]
     pub(crate) item_id: Option<String>,
@@ -131,6 +138,9 @@ impl Conversation {
     pub(crate) fn tokens(&self, policy: &Policy, what: &str) -> Result<Encoded> {
         let name = self.name();
         let bad = |message: String| Error::stage(format!("{what} ({name}): {message}"));
+        if let Some(ids) = &self.ids {
+            return recorded(ids, policy).map_err(bad);
+        }
         let roles = self
             .conversations
             .iter()
@@ -218,6 +228,42 @@ impl Conversation {
     }
 }
 
+/// Ids as they stand.
+fn recorded(ids: &SequenceIds, policy: &Policy) -> std::result::Result<Encoded, String> {
+    let own = policy.tokenizer().files().get("tokenizer.json");
+    let own = own.map_or_else(String::new, |file| Digest::of(file).to_string());
+    if own != ids.tokenizer {
+        return Err(format!(
+            "has ids of another tokenizer (tokenizer.json with the digest {}, the policy's has {own}); such rows \
+             train a policy with the same tokenizer alone",
+            visible_name(&ids.tokenizer)
+        ));
+    }
+    let (length, vocabulary) = (ids.token_ids.len(), policy.config().vocab_size);
+    if let Some(id) = ids.token_ids.iter().find(|id| **id as usize >= vocabulary) {
+        return Err(format!(
+            "has the id {id}; the policy's are below {vocabulary}"
+        ));
+    }
+    let mut loss_mask = vec![false; length];
+    for (start, end) in &ids.trained {
+        // Nothing stands before the first id that it could be learnt from.
+        if *start == 0 || start >= end || *end > length {
+            return Err(format!(
+                "`trained` has the stretch {start} to {end}; it must lie between 1 and the row's {length} ids"
+            ));
+        }
+        loss_mask[*start..*end].fill(true);
+    }
+    match ids.trained.is_empty() {
+        true => Err("has nothing to imitate: `trained` is empty".to_owned()),
+        false => Ok(Encoded {
+            token_ids: ids.token_ids.clone(),
+            loss_mask,
+        }),
+    }
+}
+
 /// A reply's `agentgym.reply_prefix`, if it begins with that, and the rest: two texts, each with ids
 /// of its own.
 pub(crate) fn reply_parts<'a>(prefix: &'a str, reply: &'a str) -> (&'a str, &'a str) {
@@ -292,6 +338,7 @@ impl Conversation {
         });
         Self {
             conversations: opening.iter().cloned().chain(lines).collect(),
+            ids: None,
             item_id: Some(shown.item_id),
             tools: shown.tools,
             reply_prefix: None,

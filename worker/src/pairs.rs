@@ -57,6 +57,7 @@ impl Pair {
         let answer = if chosen { &self.chosen } else { &self.rejected };
         Conversation {
             conversations: shown.chain(answer.iter().cloned()).collect(),
+            ids: None,
             item_id: Some(self.item_id.clone()),
             tools: self.tools.clone(),
             reply_prefix: reply_prefix.map(str::to_owned),

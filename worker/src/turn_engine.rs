@@ -7,9 +7,10 @@ use crate::candle_engine::{CandleEngine, CandleSeat};
 use crate::context::Report;
 use crate::decoder::{Decoder, Sequence};
 use crate::inference::InferenceServer;
-use crate::inference::chat::ChatServer;
+use crate::inference::chat::{ChatAsk, ChatServer};
 use agentgym_jobs::journal::Told;
 use agentgym_model::{Generation, GenerationRequest, Message, Sampling};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// A way to generate.
@@ -40,6 +41,8 @@ pub(crate) struct TurnAsk<'a> {
     pub(crate) sampled: &'a [bool],
     /// The same as messages, for a chat API.
     pub(crate) messages: &'a [Message],
+    /// What may be called in answer to these.
+    pub(crate) tools: Option<&'a Value>,
     /// How many of them the seat was given before.
     pub(crate) given: usize,
     /// Random key of the episode.
@@ -180,8 +183,13 @@ impl TurnSeat {
                 Ok((said, None))
             }
             Self::Chat(server) => {
-                let said = server.say(ask.messages, ask.tokens_max, ask.sampling);
-                let (said, told) = said.await?;
+                let asked = ChatAsk {
+                    messages: ask.messages,
+                    tools: ask.tools,
+                    tokens_max: ask.tokens_max,
+                    sampling: ask.sampling,
+                };
+                let (said, told) = server.say(&asked).await?;
                 Ok((said, Some(told)))
             }
         }

@@ -1,8 +1,8 @@
 //! Defaults that the specs of several environments share.
 
 use super::types::{
-    Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply, Items, Replay,
-    RewardRule, Routes, Signs, SuccessRule,
+    Actions, AgentHistory, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply,
+    Items, Replay, RewardRule, Routes, Signs, SuccessRule,
 };
 use crate::parser::Parser;
 
@@ -33,6 +33,7 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     reward_scale: 1.0,
     done_key: "done",
     harness: false,
+    history: AgentHistory::AsSampled,
     failed_reward: None,
     truncated_key: None,
     done_rule: DoneRule::Any,

@@ -2,7 +2,7 @@
 //! with every field filled in and whoever plays reads from there. A spec names no file and no command.
 
 use super::calls;
-use super::types::{Actions, EnvSpec, Items, SuccessRule};
+use super::types::{Actions, AgentHistory, EnvSpec, Items, SuccessRule};
 use crate::files::read_text_within;
 use crate::parser::Parser;
 use crate::parser::tool_call::Call;
@@ -203,9 +203,16 @@ fn tools(spec: &EnvSpec) -> Result<(), Problem> {
         let found = "the agent behind a harness acts by itself; leave it out";
         return Problem::of(field, found);
     }
-    if spec.failed_reward.is_some() && !spec.harness {
+    let of_agents = [
+        (spec.failed_reward.is_some(), "failed_reward"),
+        (spec.history != AgentHistory::AsSampled, "history"),
+    ];
+    if let Some((_, field)) = of_agents
+        .iter()
+        .find(|(is_set, _)| *is_set && !spec.harness)
+    {
         let found = "is for agents that play behind a harness; say harness: true, or leave it out";
-        return Problem::of("failed_reward", found);
+        return Problem::of(*field, found);
     }
     let calls = spec.parser == Parser::ToolCall;
     if calls == spec.calls.is_empty() {

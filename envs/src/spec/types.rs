@@ -188,6 +188,23 @@ impl Replay {
     }
 }
 
+/// What a reply of the policy is in later prompts of its conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentHistory {
+    /// What was sampled, with its thoughts.
+    #[default]
+    AsSampled,
+    /// Of what was sampled, what the chat template leaves of it.
+    Template,
+}
+
+impl AgentHistory {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// What a harness says of an agent that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -299,6 +316,9 @@ pub struct EnvSpec {
     /// (docs/harness.md). A plan from before has no such field.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub harness: bool,
+    /// What such an agent's earlier replies are in later prompts. A plan from before has no such field.
+    #[serde(skip_serializing_if = "AgentHistory::is_default")]
+    pub history: AgentHistory,
     /// The reward of an episode whose agent failed or ran out of time by itself, where its harness gives
     /// none; without it such an episode is left out.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -97,8 +97,10 @@ pub(super) fn tools(config: &Config, name: &str, environment: &Environment) -> R
         let what = format!("environment `{name}` is played by calls of tools; {why}");
         Err(Error::value(key, what))
     };
+    let mut sets = config.evaluation.sets.iter();
+    let is_evaluated = sets.any(|set| set.env == name);
     match (&rollout.engine, &gym.summary) {
-        (RolloutEngine::Chat, _) => unfit(
+        (RolloutEngine::Chat, _) if is_evaluated => unfit(
             ENGINE,
             "a chat API is given texts here and no tools: set this to own, server or candle, or leave the environment out",
         ),
@@ -115,12 +117,8 @@ pub(super) fn harness(config: &Config, name: &str, environment: &Environment) ->
     if !config.spec(&environment.task_name)?.harness {
         return Ok(());
     }
-    let (rollout, gym) = (
-        &config.actor_rollout_ref.rollout,
-        &config.actor_rollout_ref.agentgym,
-    );
+    let gym = &config.actor_rollout_ref.agentgym;
     let unfit = [
-        (rollout.engine == RolloutEngine::Chat, ENGINE),
         // It would train on conversations that are put together from texts.
         (config.run.pipeline == Pipeline::AgentEvol, "run.pipeline"),
         (

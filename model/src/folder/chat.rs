@@ -21,7 +21,7 @@ use self::guard::{GUARD, Guarded};
 use self::limit::Limited;
 use self::message::{CLOSE, OPEN};
 pub use self::message::{Message, Role, ToolCall};
-pub use self::recorded::SampledReply;
+pub use self::recorded::{RecordedChat, SampledReply};
 pub use self::settings::{TEMPLATE_DATE, TemplateSettings};
 use self::settings::{VARIABLE, asks_for_date};
 use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt};

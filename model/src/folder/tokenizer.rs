@@ -176,6 +176,12 @@ impl Tokenizer {
         (self.id_length).map_or(0, |length| length.ids_min(parts.iter().map(|p| p.text)))
     }
 
+    /// The same for one text.
+    pub(crate) fn text_ids_min(&self, text: &str) -> usize {
+        let trusted = true;
+        self.ids_min(&[Part { text, trusted }])
+    }
+
     /// Any ASCII text of this many bytes has more than `ids` ids; `None` where that is not known.
     pub(crate) fn bytes_above(&self, ids: usize) -> Option<usize> {
         self.id_length.map(|length| length.bytes_above(ids))

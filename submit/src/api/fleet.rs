@@ -25,7 +25,8 @@ struct Bar {
     labels: BTreeMap<String, String>,
 }
 
-/// Bytes between a worker and the store, and what that cost in time; what was made again instead.
+/// Bytes between a worker and the store, and what that cost in time; what was made again instead; and what
+/// environments took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Moved {
@@ -42,6 +43,9 @@ pub(crate) struct Moved {
     pub(crate) updates_made_again: u64,
     /// How long that took.
     pub(crate) made_again_s: f64,
+    /// Of its episodes' time, summed over those that are played at once, what environments took: with an agent
+    /// behind a harness all that is not the policy's.
+    pub(crate) environments_s: f64,
 }
 
 impl Moved {
@@ -54,6 +58,7 @@ impl Moved {
             put_after_bytes: stats.put_after_bytes.unwrap_or(0),
             updates_made_again: stats.updates_made_again.unwrap_or(0),
             made_again_s: stats.made_again_s.unwrap_or(0.0),
+            environments_s: stats.env_s.unwrap_or(0.0),
         }
     }
 
@@ -65,6 +70,7 @@ impl Moved {
         self.put_after_bytes += other.put_after_bytes;
         self.updates_made_again += other.updates_made_again;
         self.made_again_s += other.made_again_s;
+        self.environments_s += other.environments_s;
     }
 
     fn rounded(self) -> Self {
@@ -72,6 +78,7 @@ impl Moved {
             store_s: round(self.store_s),
             store_waited_s: round(self.store_waited_s),
             made_again_s: round(self.made_again_s),
+            environments_s: round(self.environments_s),
             ..self
         }
     }

@@ -31,6 +31,8 @@ pub(super) enum Fate {
     AwaitsDeaths,
     /// It never asks the same twice, and the harness loses the first sessions.
     Wavers,
+    /// It writes its prompts itself.
+    Completes,
     /// It asks what it may not, before and after what it may.
     AsksBadly,
 }
@@ -228,7 +230,7 @@ impl Agent {
     fn new(shared: &Arc<Shared>, told: &Value, item: i64) -> Self {
         Self {
             shared: Arc::clone(shared),
-            url: format!("{}/v1/chat/completions", told["base_url"].as_str().unwrap()),
+            url: format!("{}/v1", told["base_url"].as_str().unwrap()),
             key: told["api_key"].as_str().unwrap().to_owned(),
             number: shared.started.fetch_add(1, Ordering::SeqCst),
             dies_after: item as usize / 4 % 3,
@@ -238,7 +240,11 @@ impl Agent {
     /// What the harness says in the end.
     async fn ends(self, item: i64) -> Value {
         let mut session = self.shared.toolbox.open(item).await.unwrap();
-        match self.plays(item, &mut session).await {
+        let played = match self.shared.fate {
+            Fate::Completes => self.completes(&prompt(session.observation())).await,
+            _ => self.plays(item, &mut session).await,
+        };
+        match played {
             Err(Stop::Dies) => {
                 json!({"observation": "", "done": true, "ended": "failed", "reason": "it dies"})
             }
@@ -308,11 +314,93 @@ impl Agent {
         unreachable!("it is refused before")
     }
 
+    /// Goes on with a text three times, with its ids once, and with a text of its own.
+    async fn completes(&self, task: &str) -> Result<f64, Stop> {
+        let user =
+            |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+        let mut text = user(task);
+        let mut ids: Vec<Value> = Vec::new();
+        for turn in 0..3 {
+            let (choice, prompt) = self.complete(&json!(text)).await?;
+            let begins = prompt[..ids.len().min(prompt.len())] == ids[..];
+            let same = turn == 0 || begins;
+            let answer = choice["text"].as_str().unwrap();
+            ids = prompt;
+            ids.extend(choice["token_ids"].as_array().unwrap().clone());
+            let ended = choice["finish_reason"] == "stop";
+            if !same {
+                self.complain(format!(
+                    "turn {turn} does not begin with what was told: {ids:?}"
+                ));
+            }
+            // Blanks at the ends of an answer do not matter.
+            text += if turn == 1 { answer.trim() } else { answer };
+            text += if ended { "<|im_end|>" } else { "" };
+            text += &format!("\n{}", user("Go on."));
+        }
+        let (choice, prompt) = self.complete(&json!(ids)).await?;
+        if prompt != ids {
+            self.complain(format!("ids are not themselves: {prompt:?}"));
+        }
+        if choice["text"].is_null() {
+            self.complain(format!("no text: {choice}"));
+        }
+        self.complete(&json!([user("Another task.")])).await?;
+        for (prompt, more, words) in [
+            (json!(["a", "b"]), json!({}), "must be one text"),
+            (json!([1_000_000]), json!({}), "outside the vocabulary"),
+            (json!(""), json!({}), "no ids"),
+            (json!("a"), json!({"echo": true}), "echo"),
+            (json!("a"), json!({"suffix": "b"}), "suffix"),
+            (json!("get ".repeat(40_000)), json!({}), "has more"),
+        ] {
+            let mut body = json!({"model": "policy", "prompt": prompt});
+            let fields = body.as_object_mut().unwrap();
+            fields.extend(more.as_object().unwrap().clone());
+            let found = self.post_to("completions", &body, &[]).await;
+            if !found.as_ref().is_some_and(|(status, answer)| {
+                let message = answer["error"]["message"].as_str().unwrap_or_default();
+                *status == 400 && message.contains(words)
+            }) {
+                self.complain(format!("{words}: {found:?}"));
+            }
+        }
+        Ok(0.5)
+    }
+
+    fn complain(&self, complaint: String) {
+        self.shared.complaints.lock().unwrap().push(complaint);
+    }
+
+    /// The choice, and the ids of the prompt.
+    async fn complete(&self, prompt: &Value) -> Result<(Value, Vec<Value>), Stop> {
+        let body = json!({"model": "policy", "prompt": prompt, "max_tokens": 12, "return_token_ids": true});
+        let Some((200, answer)) = self.post_to("completions", &body, &[]).await else {
+            return Err(Stop::Refused);
+        };
+        let choice = answer["choices"][0].clone();
+        let ids = |of: &str| -> Vec<u32> { serde_json::from_value(choice[of].clone()).unwrap() };
+        let told = (ids("prompt_token_ids"), ids("token_ids"));
+        let id = answer["id"].as_str().unwrap().to_owned();
+        self.shared.told.lock().unwrap().insert((id, told));
+        let prompt = choice["prompt_token_ids"].as_array().unwrap().clone();
+        Ok((choice, prompt))
+    }
+
     async fn post(&self, body: &Value, headers: &[(&str, &str)]) -> Option<(u16, Value)> {
+        self.post_to("chat/completions", body, headers).await
+    }
+
+    async fn post_to(
+        &self,
+        route: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Option<(u16, Value)> {
         let mut request = self
             .shared
             .http
-            .post(&self.url)
+            .post(format!("{}/{route}", self.url))
             .bearer_auth(&self.key)
             .json(body);
         for (name, value) in headers {
@@ -346,7 +434,7 @@ impl Agent {
             messages.len() == 1 && begins.ends_with('?')
         });
         let ends = match shared.fate {
-            Fate::Plays | Fate::AsksBadly => false,
+            Fate::Plays | Fate::AsksBadly | Fate::Completes => false,
             Fate::FailsOnce => replies == self.dies_after && !is_aside,
             Fate::Wavers => self.number < LOST,
             Fate::LosesSessions | Fate::AwaitsDeaths => true,
@@ -404,7 +492,7 @@ impl Agent {
         let stranger = self
             .shared
             .http
-            .post(&self.url)
+            .post(format!("{}/chat/completions", self.url))
             .bearer_auth("other")
             .json(&body());
         let status = stranger.send().await.unwrap().status().as_u16();

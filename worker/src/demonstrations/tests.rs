@@ -21,6 +21,7 @@ fn trajectory() -> Conversation {
             line("gpt", None, "Action: craft 4 oak planks using 1 oak log"),
             line("human", None, "Crafted 4 oak planks é"),
         ],
+        ids: None,
         item_id: Some("textcraft_3".into()),
         tools: None,
         reply_prefix: None,

@@ -14,11 +14,11 @@ use crate::gateway::{Attendance, Call};
 use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
-use agentgym_envs::spec::{End, Ended};
+use agentgym_envs::spec::{AgentHistory, End, Ended};
 use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::agent_record::{AGENT, AgentRecord};
 use agentgym_jobs::episode::{Episode, Episodes, JUDGEMENT, Judgement, Outcome, TOOLS};
-use agentgym_jobs::journal::{Answered, Event, RecordedMessage};
+use agentgym_jobs::journal::{Answered, Event, RecordedMessage, Told};
 use agentgym_model::{FinishReason, Generation};
 use agentgym_serve::Refusal;
 use futures::future::BoxFuture;
@@ -39,6 +39,7 @@ struct Try<'a> {
     /// Most messages.
     rounds_max: u32,
     turn_tokens_max: usize,
+    history: AgentHistory,
     answers: &'a mut Answers,
     /// From it the seats of the conversations are made.
     seat: TurnSeat,
@@ -73,6 +74,8 @@ impl Player {
         if let Some(episode) = played {
             return Ok(episode);
         }
+        // What a chat API took for them is not known any more.
+        (recorded.iter()).for_each(|_| self.engine.count(&Told::default()));
         let mut answers = Answers::recorded(recorded);
         let mut fault = String::new();
         for tries in 0..=self.rules.fault_retries {
@@ -122,6 +125,7 @@ impl Player {
             request,
             rounds_max: self.rules.rounds_max.min(environment.rounds_max),
             turn_tokens_max: self.rules.turn_tokens_max.min(environment.turn_tokens_max),
+            history: environment.spec.history,
             answers,
             seat: self.engine.open((request.group, request.sample)),
             work: FuturesUnordered::new(),
@@ -234,12 +238,10 @@ impl<'a> Try<'a> {
     /// Begins to read a request.
     fn read(&mut self, call: Call) {
         let player = self.player;
-        let (sampled, unsampled_messages) = self
-            .answers
-            .sampled_in(call.asked.messages(), |ids| player.text.closes(ids));
+        let known = (self.answers).known(&call.asked, |ids| player.text.closes(ids));
+        let known = (known, self.history);
         self.work.push(Box::pin(async move {
-            let reading = Reading::of(player, &call, (sampled, unsampled_messages));
-            let reading = reading.await;
+            let reading = Reading::of(player, &call, known).await;
             Done::Read(Box::new(call), reading)
         }));
     }
@@ -318,7 +320,7 @@ impl<'a> Try<'a> {
             self.answers.add(digest, key)
         });
         if let Some(room) = room {
-            let request = reading.request(&call, self.request.sampling);
+            let request = reading.request(self.player, &call, self.request.sampling);
             self.answers.0[at].request = Some(request);
             if known.is_none() {
                 self.sample(at, room);
@@ -356,7 +358,7 @@ impl<'a> Try<'a> {
         let wanted = call.asked.tokens_max.unwrap_or(usize::MAX);
         match room.min(self.turn_tokens_max).min(wanted) {
             0 => Err(Refusal::too_long(
-                "messages",
+                call.asked.prompt_field(),
                 format!(
                     "the conversation has {} ids, and the policy may read and say {most} in all",
                     prompt.len()
@@ -369,10 +371,11 @@ impl<'a> Try<'a> {
     fn sample(&mut self, at: usize, tokens_max: usize) {
         let slot = &self.answers.0[at];
         let stream = slot.stream(&self.request.stream);
-        let known = slot
-            .request
-            .as_ref()
-            .map_or(vec![], |asked| asked.prompt.clone());
+        let Some(asked) = &slot.request else {
+            return;
+        };
+        let (known, messages) = (asked.prompt.clone(), asked.messages.clone());
+        let tools = asked.tools.clone();
         let sampled = self.answers.mask(&known);
         let before = self.answers.before(&known);
         let taken = before.and_then(|(before, ids)| {
@@ -385,7 +388,8 @@ impl<'a> Try<'a> {
             let said = seat.turn(TurnAsk {
                 known: &known,
                 sampled: &sampled,
-                messages: &[],
+                messages: &messages,
+                tools: tools.as_ref(),
                 given,
                 stream,
                 number: 0,
@@ -393,7 +397,10 @@ impl<'a> Try<'a> {
                 tokens_max,
                 stop_ids: player.text.eos_ids(),
             });
-            let said = said.await.map(|(said, _)| said);
+            let said = said.await.map(|(said, told)| {
+                told.iter().for_each(|told| player.engine.count(told));
+                said
+            });
             Done::Sampled(at, seat, said)
         }));
     }
@@ -424,6 +431,7 @@ impl<'a> Try<'a> {
             .filter_map(|at| self.answers.0[*at].request.as_ref())
         {
             record.unsampled_messages += asked.unsampled_messages;
+            record.kept_thoughts += asked.kept_thoughts;
             for field in &asked.overridden {
                 *record.overridden.entry(field.clone()).or_default() += 1;
             }

@@ -54,10 +54,15 @@ pub(super) struct Slot {
 /// What was asked.
 pub(super) struct SlotRequest {
     pub(super) prompt: Vec<u32>,
+    /// The text that a completion continues.
+    pub(super) text: Option<String>,
+    /// What a chat API is asked in the policy's place.
+    pub(super) messages: Vec<Message>,
     /// What the agent said since the last message of the policy.
     pub(super) said: String,
     pub(super) tools: Option<Value>,
     pub(super) unsampled_messages: u32,
+    pub(super) kept_thoughts: u32,
     pub(super) overridden: Vec<String>,
     /// The answer as the client reads it.
     pub(super) heard: Option<(String, Vec<(String, Value)>)>,
@@ -65,6 +70,15 @@ pub(super) struct SlotRequest {
 
 /// Those that may stand for a message of a conversation: the digest of the prompt of each, and its ids.
 pub(super) type Candidates = Vec<([u8; 32], SampledReply)>;
+
+/// What of a request stands for ids that are known.
+pub(super) enum Known {
+    /// For each message of a chat that was sampled here, the answers that it may be; and how many were not
+    /// sampled here.
+    Messages(BTreeMap<usize, Candidates>, u32),
+    /// The ids with which the text of a completion begins, and how many of its bytes these are.
+    Text(Vec<u32>, usize),
+}
 
 /// What an agent has played in a try, conversation by conversation.
 #[derive(Default)]
@@ -248,13 +262,39 @@ impl Answers {
         same.any(|slot| slot.request.is_some() && slot.state.load(Ordering::SeqCst) != DELIVERED)
     }
 
-    /// For each message of the assistant in a conversation that was sampled here, the answers that it
-    /// may be; and how many were not sampled here.
-    pub(super) fn sampled_in(
-        &self,
-        messages: &[Message],
-        closes: impl Fn(&[u32]) -> bool,
-    ) -> (BTreeMap<usize, Candidates>, u32) {
+    /// What of a request was asked and answered before.
+    pub(super) fn known(&self, asked: &AgentRequest, closes: impl Fn(&[u32]) -> bool) -> Known {
+        match asked.prompt_field() {
+            "prompt" => self.continued(asked.text().unwrap_or_default()),
+            _ => self.sampled_in(asked.messages(), closes),
+        }
+    }
+
+    /// The longest text that was asked and answered with which a text begins. The end of a reply is not
+    /// part of it: a text that goes on behind it says so by itself.
+    fn continued(&self, text: &str) -> Known {
+        let own = self.0.iter().filter_map(|slot| {
+            let (said, _) = slot.message.as_ref()?;
+            let request = slot.request.as_ref()?;
+            let rest = text.strip_prefix(request.text.as_deref()?)?;
+            let (heard, _) = request.heard.as_ref()?;
+            let blanks = || rest.len() - rest.trim_start().len();
+            let trimmed = || rest.trim_start().strip_prefix(heard.trim());
+            let answer = match rest.strip_prefix(&**heard) {
+                Some(_) => heard.len(),
+                None => trimmed().map(|_| blanks() + heard.trim().len())?,
+            };
+            let sampled = said.token_ids.len() - usize::from(said.ended);
+            let bytes = text.len() - rest.len() + answer;
+            let ids = [&request.prompt[..], &said.token_ids[..sampled]].concat();
+            (answer > 0).then_some((ids, bytes))
+        });
+        let longest = own.max_by(|a, b| (a.1, &b.0).cmp(&(b.1, &a.0)));
+        let (ids, bytes) = longest.unwrap_or_default();
+        Known::Text(ids, bytes)
+    }
+
+    fn sampled_in(&self, messages: &[Message], closes: impl Fn(&[u32]) -> bool) -> Known {
         let (mut found, mut unsampled) = (BTreeMap::new(), 0);
         for (at, message) in messages.iter().enumerate() {
             if message.role != Role::Assistant {
@@ -272,7 +312,7 @@ impl Answers {
                 false => _ = found.insert(at, own),
             }
         }
-        (found, unsampled)
+        Known::Messages(found, unsampled)
     }
 
     /// The answer that a prompt continues with the most ids, and how many those are.

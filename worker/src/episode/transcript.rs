@@ -453,6 +453,7 @@ impl Transcript {
             known: self.sequences.last().map_or(&[], |s| &s.token_ids),
             sampled: self.sequences.last().map_or(&[], |s| &s.loss_mask),
             messages: &self.messages,
+            tools: None,
             given: self.given,
             stream: request.stream,
             number,

@@ -14,8 +14,9 @@ use agentgym_envs::excerpt;
 use agentgym_jobs::config::RolloutServer;
 use agentgym_jobs::episode::NO_LOG_PROB;
 use agentgym_jobs::journal::Told;
-use agentgym_model::{FinishReason, Generation, Message, PolicyText, Sampling};
+use agentgym_model::{FinishReason, Generation, Message, PolicyText, Role, Sampling, ToolCall};
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -58,6 +59,18 @@ struct Spent {
     tokens_out: u64,
     /// Answers that did not say what they took.
     uncounted: u64,
+}
+
+/// A message that is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct ChatAsk<'a> {
+    /// All messages before it.
+    pub(crate) messages: &'a [Message],
+    /// What may be called in it.
+    pub(crate) tools: Option<&'a Value>,
+    /// Most tokens.
+    pub(crate) tokens_max: usize,
+    pub(crate) sampling: Sampling,
 }
 
 /// What an answer says.
@@ -122,13 +135,8 @@ impl ChatServer {
     /// # Errors
     /// [`Error::Server`]: it refuses, or the patience is over. [`Error::NoMessage`]: it answers, and
     /// there is no text. [`Error::Cancelled`].
-    pub(crate) async fn say(
-        &self,
-        messages: &[Message],
-        tokens_max: usize,
-        sampling: Sampling,
-    ) -> Result<(Generation, Told)> {
-        let saying = self.answered(messages, tokens_max, sampling);
+    pub(crate) async fn say(&self, ask: &ChatAsk<'_>) -> Result<(Generation, Told)> {
+        let saying = self.answered(ask);
         let (text, ended, usage) = self.patience.alive_during(saying).await?;
         let (own, told) = (self.text.clone(), text.clone());
         let token_ids = blocking(move || {
@@ -191,12 +199,7 @@ impl ChatServer {
     }
 
     /// A text, whether it ended by itself, and what it took.
-    async fn answered(
-        &self,
-        messages: &[Message],
-        tokens_max: usize,
-        sampling: Sampling,
-    ) -> Result<(String, bool, Option<(u64, u64)>)> {
+    async fn answered(&self, ask: &ChatAsk<'_>) -> Result<(String, bool, Option<(u64, u64)>)> {
         // Held through pauses too, so that a busy API is not asked by others meanwhile. Never closed.
         let _place = self.places.acquire().await;
         let mut nothing = String::new();
@@ -206,10 +209,7 @@ impl ChatServer {
             }
             let start = Instant::now();
             let call = self.beat.busy();
-            let asked = self
-                .patience
-                .ask(|| self.asked(messages, tokens_max, sampling));
-            let (said, usage) = asked.await?;
+            let (said, usage) = self.patience.ask(|| self.asked(ask)).await?;
             drop(call);
             let elapsed = start.elapsed().as_micros() as u64;
             self.busy_us.fetch_add(elapsed, Ordering::Relaxed);
@@ -229,12 +229,7 @@ impl ChatServer {
     }
 
     /// One request.
-    async fn asked(
-        &self,
-        messages: &[Message],
-        tokens_max: usize,
-        sampling: Sampling,
-    ) -> Result<(Said, Option<(u64, u64)>), Failure> {
+    async fn asked(&self, ask: &ChatAsk<'_>) -> Result<(Said, Option<(u64, u64)>), Failure> {
         let held = || {
             self.not_before
                 .lock()
@@ -249,9 +244,9 @@ impl ChatServer {
             }
         }
         let renamed = self.renamed.load(Ordering::Relaxed);
-        let body = body(&self.model, messages, tokens_max, sampling, renamed);
+        let body = ask.body(&self.model, renamed);
         match self.http.post(ROUTE, &body).await {
-            Ok(answer) => read(&answer, tokens_max),
+            Ok(answer) => read(&answer, ask),
             // Newer models of OpenAI want the limit by that name and refuse the usual one.
             Err(Failure::Lasting(why)) if !renamed && why.contains("max_completion_tokens") => {
                 self.renamed.store(true, Ordering::Relaxed);
@@ -268,32 +263,73 @@ impl ChatServer {
     }
 }
 
-fn body(
-    model: &str,
-    messages: &[Message],
-    tokens_max: usize,
-    sampling: Sampling,
-    renamed: bool,
-) -> Value {
-    let mut body = json!({
-        "model": model,
-        "messages": messages,
-        "temperature": if sampling.greedy { 0.0 } else { sampling.temperature },
-    });
-    let limit = match renamed {
-        true => "max_completion_tokens",
-        false => "max_tokens",
-    };
-    body[limit] = tokens_max.into();
-    // Some refuse both at once; 1 cuts nothing.
-    if !sampling.greedy && sampling.top_p < 1.0 {
-        body["top_p"] = sampling.top_p.into();
+impl ChatAsk<'_> {
+    /// `renamed`: the limit of tokens has its newer name.
+    fn body(&self, model: &str, renamed: bool) -> Value {
+        let sampling = self.sampling;
+        let mut body = json!({
+            "model": model,
+            "messages": messages(self.messages),
+            "temperature": if sampling.greedy { 0.0 } else { sampling.temperature },
+        });
+        let limit = match renamed {
+            true => "max_completion_tokens",
+            false => "max_tokens",
+        };
+        body[limit] = self.tokens_max.into();
+        // Some refuse both at once; 1 cuts nothing.
+        if !sampling.greedy && sampling.top_p < 1.0 {
+            body["top_p"] = sampling.top_p.into();
+        }
+        if let Some(tools) = self.tools {
+            body["tools"] = tools.clone();
+        }
+        body
     }
-    body
+}
+
+/// Messages in OpenAI's form, in which a call has an id and its answer names it.
+fn messages(all: &[Message]) -> Value {
+    let (mut calls, mut unanswered) = (0, VecDeque::new());
+    let message = |message: &Message| {
+        let mut sent = json!({"role": message.role, "content": message.content});
+        let called = message.tool_calls.iter().map(|call| {
+            let id = format!("call_{calls}");
+            calls += 1;
+            unanswered.push_back(id.clone());
+            let arguments = Value::Object(call.arguments.clone()).to_string();
+            let function = json!({"name": call.name, "arguments": arguments});
+            json!({"id": id, "type": "function", "function": function})
+        });
+        let called: Vec<Value> = called.collect();
+        if !called.is_empty() {
+            sent["tool_calls"] = called.into();
+        }
+        if message.role == Role::Tool {
+            sent["tool_call_id"] = unanswered.pop_front().unwrap_or_default().into();
+        }
+        sent
+    };
+    all.iter().map(message).collect()
+}
+
+/// A text, and behind it the calls of an answer as the policy writes them. `None`: what is called cannot be
+/// read.
+fn with_calls(text: &str, calls: &[Value]) -> Option<String> {
+    let called = calls.iter().map(|call| {
+        let function = &call["function"];
+        let arguments = serde_json::from_str(function["arguments"].as_str()?).ok()?;
+        let name = function["name"].as_str()?.to_owned();
+        Some(ToolCall { name, arguments }.text())
+    });
+    let text = Some(text).filter(|text| !text.trim().is_empty());
+    let all = text.map(|text| Some(text.to_owned())).into_iter();
+    let all: Option<Vec<String>> = all.chain(called).collect();
+    Some(all?.join("\n"))
 }
 
 /// What an answer says; a failure if it is no chat completion.
-fn read(answer: &Value, tokens_max: usize) -> Result<(Said, Option<(u64, u64)>), Failure> {
+fn read(answer: &Value, ask: &ChatAsk<'_>) -> Result<(Said, Option<(u64, u64)>), Failure> {
     let choice = &answer["choices"][0];
     let message = &choice["message"];
     let strange = |what: &str| {
@@ -309,6 +345,16 @@ fn read(answer: &Value, tokens_max: usize) -> Result<(Said, Option<(u64, u64)>),
     let count = |name: &str| answer["usage"][name].as_u64();
     let usage = count("prompt_tokens").zip(count("completion_tokens"));
     let text = message["content"].as_str().unwrap_or_default();
+    let calls = message["tool_calls"].as_array();
+    let calls = calls.map_or(&[][..], Vec::as_slice);
+    let heard = match ask.tools {
+        Some(_) => with_calls(text, calls),
+        None => Some(text.to_owned()),
+    };
+    let Some(text) = heard else {
+        return strange("a call in its answer has no name, or arguments that are no JSON object");
+    };
+    let tokens_max = ask.tokens_max;
     if text.len() > TEXT_BYTES_MAX {
         return Err(Failure::Lasting(format!(
             "it answers with a text of {} bytes where {tokens_max} tokens were allowed; more than {TEXT_BYTES_MAX} \
@@ -317,7 +363,6 @@ fn read(answer: &Value, tokens_max: usize) -> Result<(Said, Option<(u64, u64)>),
         )));
     }
     let is_silent = text.trim().is_empty();
-    let calls = message["tool_calls"].as_array().map_or(0, Vec::len);
     let said = match finish {
         "content_filter" => {
             Said::Nothing("it filters its answer (finish_reason content_filter)".into())
@@ -326,7 +371,7 @@ fn read(answer: &Value, tokens_max: usize) -> Result<(Said, Option<(u64, u64)>),
             "it has used up the {tokens_max} tokens of a turn without a text (finish_reason length); raise \
              actor_rollout_ref.rollout.max_tokens"
         )),
-        _ if is_silent && calls > 0 => {
+        _ if is_silent && !calls.is_empty() => {
             Said::Nothing("it answers with calls of tools and no text".into())
         }
         "stop" | "length" | "tool_calls" if is_silent => {
@@ -335,8 +380,8 @@ fn read(answer: &Value, tokens_max: usize) -> Result<(Said, Option<(u64, u64)>),
                 None => format!("it answers without a text (finish_reason {finish})"),
             })
         }
-        "stop" | "tool_calls" => Said::Text(text.to_owned(), true),
-        "length" => Said::Text(text.to_owned(), false),
+        "stop" | "tool_calls" => Said::Text(text, true),
+        "length" => Said::Text(text, false),
         _ => return strange("its answer has a finish_reason that is not known"),
     };
     Ok((said, usage))

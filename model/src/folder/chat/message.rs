@@ -1,5 +1,6 @@
 //! A message of a conversation, and the delimiters of placeholders.
 
+use super::python::plain_json;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json, json};
 
@@ -37,6 +38,14 @@ pub struct ToolCall {
     pub name: String,
     /// Its arguments by name, in the order in which they are written.
     pub arguments: Map<String, Json>,
+}
+
+impl ToolCall {
+    /// As the policy writes it in its text.
+    pub fn text(&self) -> String {
+        let call = json!({"name": self.name, "arguments": self.arguments});
+        format!("<tool_call>\n{}\n</tool_call>", plain_json(&call))
+    }
 }
 
 impl Serialize for ToolCall {

@@ -91,17 +91,34 @@ pub(super) fn to_json(
     };
     let bad =
         |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(e);
-    let mut bytes = Vec::new();
-    let mut to = serde_json::Serializer::with_formatter(&mut bytes, style);
     match sorts.is_some_and(|given| given.is_true()) {
         true => {
             let mut json = serde_json::to_value(&value).map_err(bad)?;
             Json::sort_all_objects(&mut json);
-            serde::Serialize::serialize(&json, &mut to)
+            written(&json, style)
         }
-        false => serde::Serialize::serialize(&value, &mut to),
+        false => written(&value, style),
     }
-    .map_err(bad)?;
+    .map_err(bad)
+}
+
+/// A value as `tojson` writes it.
+pub(super) fn plain_json(value: &Json) -> String {
+    let style = Style {
+        escapes: false,
+        indent: None,
+        item: ", ".to_owned(),
+        key: ": ".to_owned(),
+        depth: 0,
+        filled: false,
+    };
+    written(value, style).expect("a value is JSON")
+}
+
+fn written(value: &impl serde::Serialize, style: Style) -> serde_json::Result<String> {
+    let mut bytes = Vec::new();
+    let mut to = serde_json::Serializer::with_formatter(&mut bytes, style);
+    value.serialize(&mut to)?;
     Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
 }
 

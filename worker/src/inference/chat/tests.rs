@@ -172,7 +172,18 @@ fn conversation() -> Vec<Message> {
 }
 
 async fn say(server: &ChatServer) -> Result<(Generation, Told)> {
-    server.say(&conversation(), 7, Sampling::default()).await
+    say_by(server, Sampling::default()).await
+}
+
+async fn say_by(server: &ChatServer, sampling: Sampling) -> Result<(Generation, Told)> {
+    let messages = conversation();
+    let ask = ChatAsk {
+        messages: &messages,
+        tools: None,
+        tokens_max: 7,
+        sampling,
+    };
+    server.say(&ask).await
 }
 
 fn stats(server: &ChatServer) -> Value {
@@ -201,8 +212,8 @@ async fn a_text_is_the_turn_and_its_ids_have_no_log_probs() {
         (200, &[], &turn(text, "stop")),
         (200, &[], &turn(text, "length")),
     ]);
-    let (ended, told) = server.say(&conversation(), 7, greedy).await.unwrap();
-    let (long, _) = server.say(&conversation(), 7, cut).await.unwrap();
+    let (ended, told) = say_by(&server, greedy).await.unwrap();
+    let (long, _) = say_by(&server, cut).await.unwrap();
     assert_eq!((told.text.as_str(), told.usage), (text, Some((10, 3))));
     let policy = policy();
     let ids = policy.tokenizer().encode_ordinary(text).unwrap();

@@ -17,6 +17,7 @@ fn rows(count: usize) -> Vec<Conversation> {
                 line("human", format!("say {i}")),
                 line("gpt", format!("{i}")),
             ],
+            ids: None,
             item_id: None,
             tools: None,
             reply_prefix: None,
