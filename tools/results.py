@@ -56,6 +56,10 @@ for name, config in (("babyai", "configs/babyai.yaml"), ("mixed", "configs/mixed
 # Its tasks are played by an agent of an SDK, which scripts/harness.sh starts before it asks for these rows.
 ROWS["harness"] = ("configs/harness.yaml", [])
 ROWS["harness, scrambled"] = ("configs/harness.yaml", SCRAMBLED)
+# Its file is made here, where its config looks for it.
+DATASET, QUESTIONS = "configs/dataset.yaml", ("examples/dataset/questions.py", "questions.jsonl")
+ROWS["dataset"] = (DATASET, [])
+ROWS["dataset, scrambled"] = (DATASET, SCRAMBLED)
 # As many episodes as the other algorithms play, in five iterations; the rate is theirs.
 EVOL = ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_training_steps=5", "trainer.test_freq=5",
         "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160", "sft.batch_size=8", "sft.lr=3e-4",
@@ -175,6 +179,10 @@ def played(row, seed, design, store):
     if "run.pipeline=dpo" in overrides:
         for name, path in pairs(seed, store).items():
             overrides = [override.replace(name, path) for override in overrides]
+    if config == DATASET and not os.path.exists(QUESTIONS[1]):
+        made = subprocess.run([sys.executable, QUESTIONS[0]], stdout=subprocess.PIPE, check=True)
+        with open(QUESTIONS[1], "wb") as file:
+            file.write(made.stdout)
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
     last = report["evaluations"][-1]
     # Runs that only imitate have both evaluations at iteration 0.

@@ -99,6 +99,11 @@ impl BuiltinTasks {
         self.tasks.check_files()
     }
 
+    /// The numbers of all tasks, where they are those of a file, which is read.
+    pub fn items(&self) -> Result<Option<Vec<i64>>, EnvError> {
+        self.tasks.items()
+    }
+
     /// Whether a solver supports this style. Reads no files.
     pub fn check_style(&self, style: &str) -> Result<(), EnvError> {
         self.open_solver(style).map(drop)
@@ -147,6 +152,13 @@ impl BuiltinTasks {
                 problem,
             })
     }
+}
+
+/// The address of a built-in environment with these options.
+pub fn address(name: &str, options: &[(&str, &str)]) -> String {
+    let head = format!("{SCHEME}:{name}?");
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    head + &query.extend_pairs(options).finish()
 }
 
 /// Parses a built-in address; nothing is opened or started.

@@ -6,6 +6,7 @@
 //! in it plays, shows or checks a run. What trains does not depend on this crate.
 
 pub mod babyai;
+mod dataset;
 mod draws;
 mod maze;
 mod scenes;
@@ -23,7 +24,7 @@ use agentgym_envs::builtin::{self, BuiltinAddress, Registered};
 use agentgym_envs::{EnvError, ServerHandle};
 
 /// Every environment written in Rust.
-pub static ALL: [Registered; 8] = [
+pub static ALL: [Registered; 9] = [
     Registered::of::<textcraft::Source>(),
     Registered::of::<babyai::Source>(),
     Registered::of::<searchqa::Source>(),
@@ -32,6 +33,7 @@ pub static ALL: [Registered; 8] = [
     Registered::of::<sokoban::Source>(),
     Registered::of::<sciworld::Source>(),
     Registered::of::<toolbox::Source>(),
+    Registered::of::<dataset::Source>(),
 ];
 
 /// Makes `builtin:` addresses of this process mean these environments.

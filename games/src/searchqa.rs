@@ -8,7 +8,7 @@
 mod demonstration;
 pub mod index;
 mod scene;
-mod score;
+pub(crate) mod score;
 pub(crate) mod server;
 mod source;
 

@@ -11,6 +11,7 @@ pub mod artifact_names;
 pub mod codec;
 pub mod config;
 pub mod curriculum;
+mod datasets;
 mod demonstration_files;
 pub mod episode;
 mod error;

@@ -328,6 +328,7 @@ fn refuse_secrets_in(path: &str, value: &Value, before: Option<&Value>) -> Resul
 fn absorb_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     crate::specs::absorb(config, base)?;
     absorb_item_files(config, base)?;
+    crate::datasets::absorb(config, base)?;
     crate::demonstration_files::absorb(config, base)?;
     crate::agenteval::absorb(config, base)?;
     crate::prompts::absorb(config, base)?;

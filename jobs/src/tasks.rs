@@ -223,7 +223,7 @@ pub fn read_item_ids(key: &str, path: &Path, env: &str) -> Result<TaskSource> {
     Ok(TaskSource {
         env: env.to_owned(),
         ids: crate::config::Ids::List(ids.collect()),
-        share: None,
+        ..TaskSource::default()
     })
 }
 
@@ -273,7 +273,7 @@ pub fn read_train_items(
     let sources = sources.into_iter().map(|(env, ids)| TaskSource {
         env,
         ids: crate::config::Ids::List(ids),
-        share: None,
+        ..TaskSource::default()
     });
     Ok(sources.collect())
 }
@@ -383,6 +383,7 @@ mod tests {
                 env: (*env).into(),
                 ids: Ids::Range((*ids).into()),
                 share: *share,
+                ..TaskSource::default()
             })
             .collect();
         TaskPool::new(&Data {

@@ -15,6 +15,7 @@ mod bad_input;
 mod check_model;
 mod configs;
 mod curriculum;
+mod datasets;
 mod dependencies;
 mod dtype;
 mod durability;

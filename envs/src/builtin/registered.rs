@@ -29,6 +29,11 @@ pub trait GameTasks: Debug + Send + Sync {
         Ok(())
     }
 
+    /// The numbers of all tasks, where they are those of a file.
+    fn items(&self) -> Result<Option<Vec<i64>>, EnvError> {
+        Ok(None)
+    }
+
     /// The server's handler, after reading the files that it needs.
     fn app(
         &self,

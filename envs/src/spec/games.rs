@@ -2,6 +2,7 @@
 //! names a game is read, shown and exported by programs that bring none.
 
 pub mod babyai;
+pub mod dataset;
 pub mod maze;
 pub mod sciworld;
 pub mod searchqa;
@@ -13,7 +14,7 @@ pub mod wordle;
 use super::EnvSpec;
 
 /// Of all of them.
-pub(super) static ALL: [&EnvSpec; 8] = [
+pub(super) static ALL: [&EnvSpec; 9] = [
     &textcraft::SPEC,
     &babyai::SPEC,
     &searchqa::SPEC,
@@ -22,4 +23,5 @@ pub(super) static ALL: [&EnvSpec; 8] = [
     &sokoban::SPEC,
     &sciworld::SPEC,
     &toolbox::SPEC,
+    &dataset::SPEC,
 ];

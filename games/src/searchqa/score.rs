@@ -26,7 +26,8 @@ fn last_answer(text: &str) -> Option<&str> {
     last
 }
 
-fn normalised(text: &str) -> String {
+/// A text without what does not matter.
+pub(crate) fn normalised(text: &str) -> String {
     let kept: String = text
         .to_lowercase()
         .chars()
@@ -48,6 +49,28 @@ fn normalised(text: &str) -> String {
         out.push(c);
     }
     out.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The harmonic mean of the shares of words that two texts have in common, as SQuAD has it; words count as often
+/// as they stand.
+pub(crate) fn f1(given: &str, expected: &str) -> f64 {
+    let (given, expected) = (normalised(given), normalised(expected));
+    let mut left: Vec<&str> = expected
+        .split(' ')
+        .filter(|word| !word.is_empty())
+        .collect();
+    let (total, mut same) = (left.len(), 0);
+    let words: Vec<&str> = given.split(' ').filter(|word| !word.is_empty()).collect();
+    for word in &words {
+        if let Some(at) = left.iter().position(|one| one == word) {
+            left.swap_remove(at);
+            same += 1;
+        }
+    }
+    match total + words.len() {
+        0 => 1.0,
+        both => 2.0 * f64::from(same) / both as f64,
+    }
 }
 
 #[cfg(test)]

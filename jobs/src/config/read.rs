@@ -10,6 +10,24 @@ use serde_json::{Map, Value};
 use std::io::Read as _;
 use std::path::Path;
 
+/// Gives files of questions that name no environment the name of the file.
+fn name_files(tree: &mut Value) {
+    let tasks = tree
+        .pointer_mut("/data/tasks")
+        .and_then(Value::as_array_mut);
+    for source in tasks.into_iter().flatten() {
+        let file = get(source, "file").and_then(Value::as_str).map(Path::new);
+        let stem = file
+            .and_then(Path::file_stem)
+            .and_then(|stem| stem.to_str());
+        let stem = stem.map(Value::from);
+        let is_named = get(source, "env").is_some_and(|env| !env.is_null());
+        if let (Some(stem), Some(fields)) = (stem.filter(|_| !is_named), source.as_object_mut()) {
+            fields.insert("env".to_owned(), stem);
+        }
+    }
+}
+
 /// Larger than any run config; a larger file is not a config and is not read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -122,6 +140,7 @@ impl ResolvedConfig {
             }
         }
         upstream::one_source_of_tasks(&mut given, &by_hand)?;
+        name_files(&mut given);
         if !stored && !deeper_than(&given, DEPTH_MAX) {
             read_home(&mut given);
         }

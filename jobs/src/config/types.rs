@@ -83,6 +83,17 @@ impl Config {
     pub fn environments(&self) -> BTreeMap<String, Environment> {
         let gym = &self.actor_rollout_ref.agentgym;
         let mut all = gym.envs.clone();
+        for source in &self.data.tasks {
+            let questions = source.address().map(|env_addr| Environment {
+                task_name: TaskSource::QUESTIONS.to_owned(),
+                env_addr,
+                max_rounds: Some(1),
+                max_tokens: None,
+            });
+            if let Some(questions) = questions {
+                all.entry(source.env.clone()).or_insert(questions);
+            }
+        }
         all.entry(gym.task_name.clone())
             .or_insert_with(|| Environment {
                 task_name: gym.task_name.clone(),

@@ -105,7 +105,7 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, 1_000_000_000, "an exabyte; it is counted in bytes").unit(" gigabytes")),
     // data
     id("data.train_file", "null", "AgentItemId JSON file, or a list of them; given to the command it takes the place of a config's data.tasks"),
-    id("data.tasks", "[]", "task sources: {env, ids: A..B | A..B:STEP | [..], share}"),
+    id("data.tasks", "[]", "task sources: {env, ids: A..B | A..B:STEP | [..], share}, or {file: ROWS.jsonl, grade: exact | number | choice | regex | f1, columns: {prompt, answer, id}}"),
     id("data.train_batch_size", "16", "tasks (groups) per iteration").within(whole(1, MILLION, TASKS)),
     id("data.max_prompt_length", "1024", "tokens of the first prompt; what it needs beyond them is taken off max_response_length")
         .within(whole(1, 100 * MILLION, TOKENS)),

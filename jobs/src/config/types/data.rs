@@ -2,7 +2,9 @@
 
 use crate::config::keys::limits::TASKS_MAX;
 use crate::{Error, Result};
+use agentgym_envs::builtin;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One file or several.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,14 +124,44 @@ fn parse_range(text: &str) -> Option<(i64, i64, i64)> {
     (step > 0 && from < to).then_some((from, to, step))
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskSource {
     pub env: String,
+    /// Of a file of questions all, if none are given.
+    #[serde(default)]
     pub ids: Ids,
+    /// A file of questions, which is the environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// How replies to them are graded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grade: Option<String>,
+    /// Which of its columns are `prompt`, `answer` and `id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<BTreeMap<String, String>>,
+    /// BLAKE3 of the file; a plan holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
     /// Share of every batch; all sources give one or none does.
     #[serde(default)]
     pub share: Option<f64>,
+}
+
+impl TaskSource {
+    /// The kind of environment that a file of questions is.
+    pub(crate) const QUESTIONS: &str = "dataset";
+
+    /// The address of the server by which one is played.
+    pub(crate) fn address(&self) -> Option<String> {
+        let file = self.file.as_deref()?;
+        let mut options = vec![("file", file)];
+        options.extend(self.grade.as_deref().map(|grade| ("grade", grade)));
+        options.extend(self.digest.as_deref().map(|digest| ("digest", digest)));
+        let columns = self.columns.iter().flatten();
+        options.extend(columns.map(|(name, column)| (name.as_str(), column.as_str())));
+        Some(builtin::address(Self::QUESTIONS, &options))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
