@@ -4,12 +4,27 @@
 use crate::{Error, Result};
 use std::fs::Metadata;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Limit of files of item ids: two million rows.
 pub(crate) const ITEMS_BYTES_MAX: u64 = 64 << 20;
 /// Limit of trajectory files, which are read at once. AgentTraj-L has a few hundred megabytes.
 pub const TRAJECTORIES_BYTES_MAX: u64 = 4 << 30;
+
+/// What the programs ship (configs, models, prompts) by its name there, where the current folder has nothing of that
+/// name: `share/agentgym-rl` beside the `bin` of installed programs.
+pub fn shipped(path: &Path) -> PathBuf {
+    let beside = || {
+        let program = std::env::current_exe().ok()?;
+        let prefix = program.parent()?.parent()?;
+        Some(prefix.join("share/agentgym-rl").join(path))
+    };
+    let found = match path.is_absolute() || path.exists() {
+        true => None,
+        false => beside().filter(|path| path.exists()),
+    };
+    found.unwrap_or_else(|| path.to_owned())
+}
 
 /// Checks a file without opening it.
 ///

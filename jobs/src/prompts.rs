@@ -28,7 +28,7 @@ pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
 }
 
 fn read(key: &str, name: String, base: &Path) -> Result<PromptText> {
-    let path = path_of(&name, base);
+    let path = files::shipped(&path_of(&name, base));
     if let Err(error) = std::fs::metadata(&path) {
         return Err(Error::value(
             key,

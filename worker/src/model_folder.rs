@@ -2,6 +2,7 @@
 //! Nothing is downloaded; if no model is found, the error names the searched places and the
 //! command that fetches it.
 
+use agentgym_jobs::files::shipped;
 use agentgym_model::{gguf_at, import_line};
 use serde::{Deserialize, Serialize};
 use std::io::Read as _;
@@ -39,7 +40,7 @@ pub fn class_made_in(folder: &Path) -> Option<String> {
 /// # Errors
 /// A message for the user: what was searched, and what to pass instead.
 pub fn model_folder(path: &str) -> Result<PathBuf, String> {
-    let folder = Path::new(path);
+    let folder = &*shipped(Path::new(path));
     if folder.is_dir() {
         return Ok(folder.to_owned());
     }

@@ -5,6 +5,7 @@ use super::tree::{
 };
 use super::{Config, Pipeline, idle, keys, upstream};
 use crate::error::beginning;
+use crate::files::shipped;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::io::Read as _;
@@ -53,6 +54,7 @@ impl ResolvedConfig {
     /// An unreadable file, bad YAML, an unknown key, a wrong type, or values that do not fit
     /// together.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
+        let path = &shipped(path);
         let text = read_text(path)?;
         let stem = path
             .file_stem()

@@ -321,13 +321,16 @@ impl Agent {
         let mut text = user(task);
         let mut ids: Vec<Value> = Vec::new();
         for turn in 0..3 {
-            let (choice, prompt) = self.complete(&json!(text)).await?;
+            // A text that ends the answer is the client's to write.
+            let stop = (turn == 0).then_some("e");
+            let (choice, prompt) = self.complete(&json!(text), stop).await?;
             let begins = prompt[..ids.len().min(prompt.len())] == ids[..];
             let same = turn == 0 || begins;
             let answer = choice["text"].as_str().unwrap();
             ids = prompt;
             ids.extend(choice["token_ids"].as_array().unwrap().clone());
-            let ended = choice["finish_reason"] == "stop";
+            let stopped = choice["stop_reason"].as_str();
+            let ended = choice["finish_reason"] == "stop" && stopped.is_none();
             if !same {
                 self.complain(format!(
                     "turn {turn} does not begin with what was told: {ids:?}"
@@ -335,17 +338,17 @@ impl Agent {
             }
             // Blanks at the ends of an answer do not matter.
             text += if turn == 1 { answer.trim() } else { answer };
-            text += if ended { "<|im_end|>" } else { "" };
+            text += stopped.unwrap_or(if ended { "<|im_end|>" } else { "" });
             text += &format!("\n{}", user("Go on."));
         }
-        let (choice, prompt) = self.complete(&json!(ids)).await?;
+        let (choice, prompt) = self.complete(&json!(ids), None).await?;
         if prompt != ids {
             self.complain(format!("ids are not themselves: {prompt:?}"));
         }
         if choice["text"].is_null() {
             self.complain(format!("no text: {choice}"));
         }
-        self.complete(&json!([user("Another task.")])).await?;
+        self.complete(&json!([user("Another task.")]), None).await?;
         for (prompt, more, words) in [
             (json!(["a", "b"]), json!({}), "must be one text"),
             (json!([1_000_000]), json!({}), "outside the vocabulary"),
@@ -373,8 +376,14 @@ impl Agent {
     }
 
     /// The choice, and the ids of the prompt.
-    async fn complete(&self, prompt: &Value) -> Result<(Value, Vec<Value>), Stop> {
-        let body = json!({"model": "policy", "prompt": prompt, "max_tokens": 12, "return_token_ids": true});
+    async fn complete(
+        &self,
+        prompt: &Value,
+        stop: Option<&str>,
+    ) -> Result<(Value, Vec<Value>), Stop> {
+        let body = json!({
+            "model": "policy", "prompt": prompt, "max_tokens": 12, "stop": stop, "return_token_ids": true,
+        });
         let Some((200, answer)) = self.post_to("completions", &body, &[]).await else {
             return Err(Stop::Refused);
         };

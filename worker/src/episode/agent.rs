@@ -238,7 +238,7 @@ impl<'a> Try<'a> {
     /// Begins to read a request.
     fn read(&mut self, call: Call) {
         let player = self.player;
-        let known = (self.answers).known(&call.asked, |ids| player.text.closes(ids));
+        let known = self.answers.known(&call.asked, &player.text);
         let known = (known, self.history);
         self.work.push(Box::pin(async move {
             let reading = Reading::of(player, &call, known).await;

@@ -11,7 +11,7 @@ use crate::gateway::Call;
 use crate::turn_engine::TurnSeat;
 use agentgym_jobs::episode::{Finish, Parse, Sequence, Turn};
 use agentgym_jobs::journal::{Answered, RecordedMessage};
-use agentgym_model::{FinishReason, Message, Role, SampledReply, Tokenizer};
+use agentgym_model::{FinishReason, Message, PolicyText, Role, SampledReply, Tokenizer};
 use agentgym_serve::{AgentAnswer, AgentRequest};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -263,31 +263,24 @@ impl Answers {
     }
 
     /// What of a request was asked and answered before.
-    pub(super) fn known(&self, asked: &AgentRequest, closes: impl Fn(&[u32]) -> bool) -> Known {
+    pub(super) fn known(&self, asked: &AgentRequest, text: &PolicyText) -> Known {
         match asked.prompt_field() {
-            "prompt" => self.continued(asked.text().unwrap_or_default()),
-            _ => self.sampled_in(asked.messages(), closes),
+            "prompt" => self.continued(asked.text().unwrap_or_default(), text.tokenizer()),
+            _ => self.sampled_in(asked.messages(), |ids| text.closes(ids)),
         }
     }
 
-    /// The longest text that was asked and answered with which a text begins. The end of a reply is not
-    /// part of it: a text that goes on behind it says so by itself.
-    fn continued(&self, text: &str) -> Known {
+    /// The longest text that was asked and answered with which a text begins.
+    fn continued(&self, text: &str, tokenizer: &Tokenizer) -> Known {
         let own = self.0.iter().filter_map(|slot| {
             let (said, _) = slot.message.as_ref()?;
             let request = slot.request.as_ref()?;
             let rest = text.strip_prefix(request.text.as_deref()?)?;
             let (heard, _) = request.heard.as_ref()?;
-            let blanks = || rest.len() - rest.trim_start().len();
-            let trimmed = || rest.trim_start().strip_prefix(heard.trim());
-            let answer = match rest.strip_prefix(&**heard) {
-                Some(_) => heard.len(),
-                None => trimmed().map(|_| blanks() + heard.trim().len())?,
-            };
-            let sampled = said.token_ids.len() - usize::from(said.ended);
+            let (sampled, answer) = answered(rest, (&said.token_ids, heard), tokenizer)?;
             let bytes = text.len() - rest.len() + answer;
             let ids = [&request.prompt[..], &said.token_ids[..sampled]].concat();
-            (answer > 0).then_some((ids, bytes))
+            Some((ids, bytes))
         });
         let longest = own.max_by(|a, b| (a.1, &b.0).cmp(&(b.1, &a.0)));
         let (ids, bytes) = longest.unwrap_or_default();
@@ -433,6 +426,31 @@ impl Answers {
             policy_iteration: 0,
         })
     }
+}
+
+/// How many ids of an answer a text begins with, and in how many bytes: as many as it spells, its end or the text
+/// that stopped it included where they stand there, and at least what the client heard; else all, where nothing but
+/// blanks at their ends differs.
+fn answered(
+    text: &str,
+    (sampled, heard): (&[u32], &str),
+    tokenizer: &Tokenizer,
+) -> Option<(usize, usize)> {
+    let all = (1..=sampled.len()).rev();
+    let all = all.map(|count| (count, tokenizer.decode(&sampled[..count], false)));
+    let mut spelt = all.take_while(|(_, spelt)| spelt.len() >= heard.trim().len());
+    let (start, words) = (text.trim_start(), heard.trim());
+    let trimmed = text.len() - start.len() + words.len();
+    let is_trimmed = !words.is_empty() && start.starts_with(words);
+    let found = spelt.find_map(|(count, spelt)| {
+        let exact = spelt.len() >= heard.len() && text.starts_with(&spelt);
+        let same = || is_trimmed && spelt.trim() == words;
+        match exact {
+            true => Some((count, spelt.len())),
+            false => same().then_some((count, trimmed)),
+        }
+    });
+    found.filter(|(_, bytes)| *bytes > 0)
 }
 
 /// Whether a client sends back what it got: text, or the text behind a thought, and calls.
