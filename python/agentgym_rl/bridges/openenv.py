@@ -4,7 +4,6 @@ JSON of the server's own schema, or plain text where that has one text field."""
 import json
 import urllib.request
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from ..environment import Environment
 from ..errors import AgentgymError, finite, imported, short
@@ -16,11 +15,11 @@ def environment(url: str, tasks: str | None) -> type[Environment]:
     core = imported("openenv.core", "openenv-core", f"openenv:{url}")
     url = url.rstrip("/")
     try:
-        with urllib.request.urlopen(f"{url}/schema", timeout=30) as reply:
-            schema = json.loads(reply.read(1 << 20))["action"]
+        schema = _asked(f"{url}/schema")["action"]
+        name = str(_asked(f"{url}/metadata").get("name") or "openenv")
         properties = {key: of for key, of in schema["properties"].items() if key != "metadata"}
     except Exception as error:
-        raise AgentgymError(f"openenv:{url} answers /schema with no action ({short(error)}); is an OpenEnv server there?") from error
+        raise AgentgymError(f"openenv:{url} answers /schema and /metadata with no action ({short(error)}); is an OpenEnv server there?") from error
     texts = [key for key, of in properties.items() if of.get("type") == "string"]
     fields = {key: of.get("description") or of.get("type") for key, of in properties.items()}
     instruction = str(schema.get("description") or "Play the environment.")
@@ -30,9 +29,14 @@ def environment(url: str, tasks: str | None) -> type[Environment]:
         instruction += f" Answer with a JSON object: {json.dumps(fields)}"
     probe = json.dumps({key: {"string": "x", "boolean": False}.get(of.get("type"), 1) for key, of in properties.items()})
     return subclass(
-        urlsplit(url).netloc, OpenEnv, url=url, core=core, instruction=instruction, probe=probe, properties=properties,
+        name, OpenEnv, url=url, core=core, instruction=instruction, probe=probe, properties=properties,
         spec={"parser": "raw", "items": "any"},
     )  # fmt: skip
+
+
+def _asked(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return json.loads(reply.read(1 << 20))
 
 
 class OpenEnv(Environment):
@@ -65,7 +69,7 @@ class OpenEnv(Environment):
         except RuntimeError as error:
             # What the server refuses is the policy's fault, what breaks it is not.
             if "VALIDATION_ERROR" in str(error):
-                return f"That is no action: {error}"[:500], 0.0, False
+                return f"That is no action; expected: a JSON object like {self.probe}.", 0.0, False
             raise
         reward = 0.0 if result.reward is None else finite(result.reward)
         if reward is None:
