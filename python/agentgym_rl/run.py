@@ -17,7 +17,7 @@ Row = dict[str, Any]
 PLAYED = ("rollout", "evaluate_init", "evaluate")
 # The streams of `inspect`, by the name of one token's column.
 STREAMS = {
-    "token_id": "token_ids", "piece": "pieces", "loss_mask": "loss_mask", "sampled_log_prob": "sampled_log_probs",
+    "token_id": "token_ids", "loss_mask": "loss_mask", "sampled_log_prob": "sampled_log_probs",
     "old_log_prob": "old_log_probs", "ref_log_prob": "ref_log_probs", "entropy": "entropies", "advantage": "advantages",
     "value": "values", "return": "returns",
 }  # fmt: skip

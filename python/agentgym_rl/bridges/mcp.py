@@ -80,7 +80,10 @@ class Mcp(Environment):
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.live = asyncio.ensure_future(self._live(ready))
         await asyncio.wait([ready, self.live], return_when=asyncio.FIRST_COMPLETED)
-        self.client = ready.result() if ready.done() else self.live.result()
+        if not ready.done():
+            # It raises what went wrong.
+            self.live.result()
+        self.client = ready.result()
 
     async def _live(self, ready: "asyncio.Future[Any]") -> None:
         # One task opens and closes the connection, as the package wants it.
