@@ -108,7 +108,7 @@ bridged() {
   submit "$kind" inspect "$kind" --json >"$scratch/parts"
   local learnt
   learnt="$(field "$scratch/parts" "', '.join(f\"{row['success']:.3f}\" for row in d['iterations'] if row['success'] is not None)")"
-  echo "| $what | $fit | $success | $learnt | ${twice:-none} | ${digest:0:12} |"
+  echo "| $shown | $fit | $success | $learnt | ${twice:-none} | ${digest:0:12} |"
   [ "$success" = 1.0 ] && [ "$digest" = "$again" ] && [ -n "$twice" ] ||
     { echo "bridges: $kind: the player earned $success, digests are $digest and $again" >&2; return 1; }
 }
@@ -126,18 +126,19 @@ echo
 echo "| Bridge | \`doctor\` | Scripted player | Success by iteration | Made again after SIGKILL | Digest of both runs |"
 echo "|---|---|---|---|---|---|"
 for kind in ${*:-gymnasium reasoning_gym verifiers mcp openenv}; do
-  more=()
+  more=() shown=""
   case "$kind" in
     gymnasium) what='gymnasium:FrozenLake-v1?is_slippery=false' ;;
     reasoning_gym) what='reasoning_gym:chain_sum?max_terms=2&max_digits=1' ;;
     verifiers) what=verifiers:guess?count=2000 ;;
-    mcp) what="mcp:$python -m mcp_server_calculator" more=(--tasks "$scratch/tasks.jsonl") ;;
+    mcp) what="mcp:$python -m mcp_server_calculator" shown="mcp:python -m mcp_server_calculator" more=(--tasks "$scratch/tasks.jsonl") ;;
     openenv)
       serve coins "$python" tools/bridges/openenv_coins.py 0
-      what="openenv:$url"
+      what="openenv:$url" shown="openenv:URL"
       ;;
     *) echo "bridges: there is no bridge $kind" >&2; exit 2 ;;
   esac
+  shown="${shown:-$what}"
   bridged "$kind" "$what" "${more[@]}" || { failed=1; echo "| $kind | failed: see standard error | | | | |"; }
 done
 exit "$failed"
