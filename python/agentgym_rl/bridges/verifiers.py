@@ -1,4 +1,4 @@
-"""`verifiers:NAME?KEY=VALUE`: an environment of verifiers (0.1), by `load_environment(NAME, KEY=VALUE)`, or one of
+"""`verifiers:NAME?KEY=VALUE`: an environment of verifiers (before 0.4), by `load_environment(NAME, KEY=VALUE)`, or one of
 the package's own classes, such as `verifiers:ReasoningGymEnv?gym=chain_sum`.
 
 The package runs its own rollout, and this session is the model in it: the rollout waits for the answer that `step`
@@ -21,7 +21,7 @@ def environment(name: str, tasks: str | None) -> type[Environment]:
     name, options = split(name)
     package = imported("verifiers", "verifiers", f"verifiers:{name}")
     if not hasattr(package, "load_environment"):
-        raise AgentgymError(f"verifiers {package.__version__} has no load_environment; this bridge is for 0.1: pip install 'verifiers<0.2'")
+        raise AgentgymError(f"verifiers {package.__version__} has no load_environment; it came to an end with 0.3: pip install 'verifiers<0.4'")
     try:
         made = getattr(package, name)(**options) if name in package.__all__ else package.load_environment(name, **options)
         rows = made.get_dataset()
