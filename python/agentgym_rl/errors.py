@@ -44,6 +44,8 @@ def shown(value: Any, limit: int = 120) -> str:
 
 
 def short(error: BaseException) -> str:
-    """An exception for a message."""
+    """An exception for a message; of a group, the first one in it."""
+    while inner := getattr(error, "exceptions", None):
+        error = inner[0]
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= 500 else text[:500] + "…"

@@ -73,8 +73,8 @@ def episodes(run: Run, iteration: int, parts: list[Row]) -> list[list[Any]]:
         return []
     rows = []
     for record in run.submit("inspect", run.id, str(iteration), "rollout", "0")["records"][:EPISODES]:
-        said = [record["prompt"], *(f"> {turn['text']}\n{turn['observation']}" for turn in record["turns"])]
-        text = "\n".join(said)
+        texts = [record["prompt"], *(f"> {turn['text']}\n{turn['observation']}" for turn in record["turns"])]
+        text = "\n".join(texts)
         text = text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "…"
         rows.append([iteration, record["task"], record["sample"], record["outcome"], record["reward"], text])
     return rows
@@ -133,7 +133,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
         piece = data[at + 7 : at + 7 + length]
         if kind not in (1, 2, 3, 4) or len(piece) < length:
             return
-        # 1: whole, 2: first, 3: middle, 4: last.
+        # 1: all of a record, 2: first, 3: middle, 4: last.
         joined = piece if kind in (1, 2) else joined + piece
         if kind in (1, 4):
             yield joined

@@ -82,11 +82,11 @@ class Run:
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as viewer:
             try:
                 assert viewer.stdout is not None
-                said = viewer.stdout.readline()
-                if not said:
+                printed = viewer.stdout.readline()
+                if not printed:
                     self.submit("inspect", self.id)
                     raise AgentgymError(f"run {self.id} in {self.store}: agentgym-submit view printed no URL")
-                url = urlsplit(json.loads(said)["url"])
+                url = urlsplit(json.loads(printed)["url"])
                 asked = urllib.request.Request(f"http://{url.netloc}/api/v1/runs/{self.id}")
                 asked.add_header("Authorization", f"Bearer {parse_qs(url.query)['token'][0]}")
                 # No proxy stands between a process and its child.
@@ -103,9 +103,9 @@ class Run:
     def turns(self, iteration: int | None = None, stage: str | None = None) -> Any:
         """A row per turn: what the policy wrote, what was taken of it, and what the environment answered."""
         return table([
-            {**place, "turn": turn, **{key: value for key, value in said.items() if key not in ("context", "policy")}}
+            {**place, "turn": turn, **{key: value for key, value in taken.items() if key not in ("context", "policy")}}
             for place, record in self._records(iteration, (stage,) if stage else PLAYED)
-            for turn, said in enumerate(record["turns"])
+            for turn, taken in enumerate(record["turns"])
         ])  # fmt: skip
 
     def tokens(self, iteration: int | None = None, stage: str = "rollout") -> Any:
@@ -167,7 +167,7 @@ class Run:
                         yield {**place, **{key: record[key] for key in ("env", "item_id", "group", "sample")}}, record
 
     def _streams(self, iteration: int | None, stage: str) -> Iterator[tuple[Row, Row]]:
-        """Sequences with all that is known of them: those of a rollout are told again by later stages."""
+        """Sequences with all that is known of them: later stages add to those of a rollout."""
         later: dict[tuple[Any, ...], Row] = {}
         known = ("iteration", "env", "item_id", "group", "sample", "sequence")
         for of in ("log_probs", "advantage") if stage == "rollout" else ():

@@ -174,8 +174,8 @@ class Misbehaviour(Served):
     def test_what_raises_is_named_and_its_session_plays_on_after_a_reset(self) -> None:
         url = self.served(games.Bad)
         number = self.session(url)
-        for action, said in [("raise", "Bad.step raised KeyError: 'lost'"), ("exit", "Bad.step called sys.exit(3)")]:
-            self.assertEqual(call(url, "/step", {"id": number, "action": action}), (500, {"error": said}))
+        for action, expected in [("raise", "Bad.step raised KeyError: 'lost'"), ("exit", "Bad.step called sys.exit(3)")]:
+            self.assertEqual(call(url, "/step", {"id": number, "action": action}), (500, {"error": expected}))
             status, answer = call(url, "/step", {"id": number, "action": "x"})
             self.assertEqual((status, "failed" in answer["error"]), (409, True))
             self.assertEqual(call(url, "/reset", {"id": number, "data_idx": 0})[0], 200)
@@ -235,7 +235,7 @@ class CommandLine(unittest.TestCase):
         self.assertIn('name: "bad"', spec.read_text())
 
     def test_what_cannot_be_served_is_one_line(self) -> None:
-        for words, said in [
+        for words, expected in [
             (["serve", "games"], "expected: module:Class"), (["serve", "nowhere:X"], "the module nowhere is not imported"),
             (["serve", "games:Nothing"], "the module games has no Nothing"), (["serve", "games:random"], "no subclass"),
             (["serve", "games:Coins", "--port", "99999"], "cannot listen"), (["reward", "games:Coins"], "no function with @agentgym_rl.reward"),
@@ -247,7 +247,7 @@ class CommandLine(unittest.TestCase):
         ]:  # fmt: skip
             ended = self.run_it(*words)
             self.assertEqual((ended.returncode, ended.stdout, len(ended.stderr.splitlines())), (1, "", 1), (words, ended.stderr))
-            self.assertIn(said, ended.stderr)
+            self.assertIn(expected, ended.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run that the installed programs made, read as tables and told to a tracker; and what goes wrong in between."""
+"""A run that the installed programs made, read as tables and sent to a tracker; and what goes wrong in between."""
 
 import json
 import os
@@ -69,15 +69,15 @@ class Runs(unittest.TestCase):
         self.assertEqual({t["advantage"] for t in self.run_.tokens(0, "evaluate").to_pylist()}, {None})
 
     def test_metrics_and_evaluations_are_those_of_the_programs(self) -> None:
-        said = self.run_.submit("metrics", "small")
+        expected = self.run_.submit("metrics", "small")
         rows = self.run_.metrics().to_pylist()
         found = {(row["iteration"], row["stage"], row["name"]): row["value"] for row in rows if row["kind"] == "metrics"}
-        for row in said["training"]:
+        for row in expected["training"]:
             self.assertEqual(found[row["iteration"], "update", "pg_loss"], row["loss"])
         self.assertTrue(any(row["kind"] == "stats" and row["name"] == "wall_s" for row in rows))
         shown = {(row["iteration"], row["stage"]): row for row in self.run_.evaluations().to_pylist()}
         self.assertEqual([place for place in shown], [(0, "evaluate_init"), (0, "evaluate"), (2, "evaluate")])
-        self.assertEqual([row["success"] for row in shown.values()], [e["sets"]["worlds"]["success"] for e in said["evaluations"]])
+        self.assertEqual([row["success"] for row in shown.values()], [e["sets"]["worlds"]["success"] for e in expected["evaluations"]])
         self.assertEqual(self.run_.episodes().to_pandas().shape[0], self.run_.episodes().num_rows)
 
     def test_the_config_has_every_key(self) -> None:
@@ -120,10 +120,10 @@ class Runs(unittest.TestCase):
         self.assertEqual([iteration for iteration, _, _ in kept.got], [0])
 
     def test_what_is_not_there_is_one_error(self) -> None:
-        for run, said in [(Run(self.store, "other"), "unknown run"), (Run("/nowhere/at/all", "small"), "run small in /nowhere/at/all")]:
-            with self.assertRaisesRegex(AgentgymError, said):
+        for run, expected in [(Run(self.store, "other"), "unknown run"), (Run("/nowhere/at/all", "small"), "run small in /nowhere/at/all")]:
+            with self.assertRaisesRegex(AgentgymError, expected):
                 run.episodes()
-            with self.assertRaisesRegex(AgentgymError, said):
+            with self.assertRaisesRegex(AgentgymError, expected):
                 run.config()
         with self.assertRaisesRegex(AgentgymError, "pip install transformers"):
             self.run_.load_policy()

@@ -8,13 +8,13 @@ from datasets import Dataset
 
 class Guess(verifiers.MultiTurnEnv):
     async def env_response(self, messages, state, **more):
-        number, said = int(state["answer"]), str(messages[-1].content).strip()
-        if said == str(number):
+        number, given = int(state["answer"]), str(messages[-1].content).strip()
+        if given == str(number):
             state["final_env_response"] = [verifiers.UserMessage(content="Right.")]
             return state["final_env_response"]
-        if not said.isdecimal():
+        if not given.isdecimal():
             return [verifiers.UserMessage(content="That is no number.")]
-        return [verifiers.UserMessage(content="Higher." if int(said) < number else "Lower.")]
+        return [verifiers.UserMessage(content="Higher." if int(given) < number else "Lower.")]
 
 
 def found(completion, answer, **more):

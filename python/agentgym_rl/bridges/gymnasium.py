@@ -1,7 +1,7 @@
 """`gymnasium:ID?KEY=VALUE`: environments of Gymnasium whose actions are a list of names.
 
 The names are those of the environment's own documentation (`- 0: Move left`), or numbers where it has none. What
-the policy sees is the text rendering (`ansi`) with what is coloured in it told in words, else the observation.
+the policy sees is the text rendering (`ansi`) with its colours in words, else the observation.
 The reward is the episode's return so far. The item is the seed of `reset`.
 """
 

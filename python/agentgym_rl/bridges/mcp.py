@@ -1,8 +1,7 @@
 """`mcp:COMMAND` with `--tasks FILE`: the tools of an MCP server that the command starts on standard input and output.
 
 An action is the JSON object of a call, `{"name": "…", "arguments": {…}}`, anywhere in the text; `answer` ends the task.
-The file has a line per task, `{"prompt": "…", "answer": "…"}`; the reward is 1 where the answer is that one. Each task
-begins with a server of its own, so that nothing of one task is left in the next.
+The file has a line per task, `{"prompt": "…", "answer": "…"}`; the reward is 1 for that answer. Each task has a fresh server.
 """
 
 import asyncio
@@ -15,8 +14,6 @@ from ..environment import Environment
 from ..errors import AgentgymError, imported, short
 from . import subclass
 from .background import Background
-
-ANSWER = '{"name": "answer", "arguments": {"text": "<answer>"}}'
 
 
 def environment(command: str, tasks: str | None) -> type[Environment]:
@@ -35,9 +32,9 @@ def environment(command: str, tasks: str | None) -> type[Environment]:
         raise AgentgymError(f"mcp: {command!r} starts no MCP server on standard input and output: {short(error)}") from error
     finally:
         tried.close()
-    told = [tool.model_dump(by_alias=True, exclude_none=True) for tool in tools]
-    listed = "\n".join(f"{tool['name']}: {tool.get('description', '')} {json.dumps(tool['inputSchema'].get('properties', {}))}" for tool in told)
-    kind.instruction = f'Tools:\n{listed}\nCall one with {{"name": "<tool>", "arguments": {{…}}}}; end with {ANSWER}.'
+    shapes = [tool.model_dump(by_alias=True, exclude_none=True) for tool in tools]
+    listed = "\n".join(f"{it['name']}: {it.get('description', '')} {json.dumps(it['inputSchema'].get('properties', {}))}" for it in shapes)
+    kind.instruction = f'Tools:\n{listed}\nCall one with {{"name": "<tool>", "arguments": {{…}}}}; end with {{"name": "answer", "arguments": {{"text": "<answer>"}}}}.'
     kind.probe = '{"name": "", "arguments": {}}'
     kind.spec = {"parser": "raw", "items": {"wrapping": len(rows)}, "rounds_max": 10, "creates_at_once": 2}
     return kind
@@ -45,20 +42,16 @@ def environment(command: str, tasks: str | None) -> type[Environment]:
 
 def read_tasks(path: str) -> list[tuple[str, str]]:
     """Prompts and answers of a file of tasks."""
-    rows = []
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                row = json.loads(line)
-                if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or "answer" not in row:
-                    raise ValueError(f"line {number} has no text `prompt` or no `answer`")
-                rows.append((row["prompt"], str(row["answer"])))
+        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise AgentgymError(f"--tasks {path} is not read: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or "answer" not in row:
+            raise AgentgymError(f"--tasks {path}: task {number} has no text `prompt` or no `answer`: {str(row)[:80]}")
     if not rows:
         raise AgentgymError(f"--tasks {path} holds no task")
-    return rows
+    return [(row["prompt"], str(row["answer"])) for row in rows]
 
 
 class Mcp(Environment):
@@ -68,6 +61,7 @@ class Mcp(Environment):
     words: ClassVar[list[str]]
     rows: ClassVar[list[tuple[str, str]]]
     loop: Background | None = None
+    client: Any = None
 
     def start(self) -> None:
         """A fresh server process, and a client of it."""
@@ -79,11 +73,10 @@ class Mcp(Environment):
         self.over = asyncio.Event()
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.live = asyncio.ensure_future(self._live(ready))
-        await asyncio.wait([ready, self.live], return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            # It raises what went wrong.
-            self.live.result()
-        self.client = ready.result()
+        if not (await asyncio.wait([ready, self.live], timeout=60, return_when=asyncio.FIRST_COMPLETED))[0]:
+            raise TimeoutError("it answered nothing in 60 s")
+        # What went wrong in the task is raised here.
+        self.client = ready.result() if ready.done() else self.live.result()
 
     async def _live(self, ready: "asyncio.Future[Any]") -> None:
         # One task opens and closes the connection, as the package wants it.
@@ -111,7 +104,7 @@ class Mcp(Environment):
             return 'Error: no call; expected: {"name": "<tool>", "arguments": {…}}', 0.0, False
         if name == "answer":
             right = str(arguments.get("text", "")).strip() == self.expected.strip()
-            return "That is right." if right else "That is wrong.", float(right), True
+            return f"That is {'right' if right else 'wrong'}.", float(right), True
         assert self.loop is not None
         try:
             result = self.loop.call(self.client.call_tool(name, arguments))
@@ -120,7 +113,7 @@ class Mcp(Environment):
         return "\n".join(getattr(part, "text", f"({part.type})") for part in result.content), 0.0, False
 
     def close(self) -> None:
-        if self.loop is not None:
-            self.loop.call(self._end())
-            self.loop.close()
-            self.loop = None
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.call(self._end())
+            loop.close()
