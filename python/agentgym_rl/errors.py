@@ -1,7 +1,6 @@
 """The package's error, and what several modules ask before they go on."""
 
 import importlib
-import math
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -31,7 +30,8 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     number = float(value)
-    return number if math.isfinite(number) and abs(number) <= LARGEST else None
+    # Nothing compares with NaN.
+    return number if abs(number) <= LARGEST else None
 
 
 def shown(value: Any, limit: int = 120) -> str:

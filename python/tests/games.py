@@ -55,7 +55,7 @@ class Bad(Environment):
     RETURNS: dict[str, Any] = {
         "no tuple": "text", "two": ("text", 1.0), "a list": ["text", 1.0, True], "bytes": (b"text", 1.0, True),
         "nan": ("text", float("nan"), False), "infinite": ("text", float("inf"), False), "huge": ("text", 1e300, False),
-        "text reward": ("text", "1.0", False), "swapped": ("text", True, 1.0), "none": None, "done as text": ("text", 1.0, "no"),
+        "text reward": ("text", "1.0", False), "swapped": ("text", True, 1.0), "truth": ("text", True, False), "none": None, "done as text": ("text", 1.0, "no"),
     }  # fmt: skip
 
     def reset(self, item_id: int) -> str:

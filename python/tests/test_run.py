@@ -160,8 +160,9 @@ class Pure(unittest.TestCase):
             return b"crc " + len(piece).to_bytes(2, "little") + bytes([kind]) + piece
 
         long = os.urandom(40_000)
-        first = (1 << 15) - 7 - 7 - 7 - 3
-        data = b":W&B123" + framed(1, b"one") + framed(2, long[:first]) + framed(4, long[first:]) + framed(1, b"two")
+        # Three bytes are left of the first block, in which no header has room.
+        first = (1 << 15) - 7 - 10 - 7 - 3
+        data = b":W&B123" + framed(1, b"one") + framed(2, long[:first]) + bytes(3) + framed(4, long[first:]) + framed(1, b"two")
         self.assertEqual(list(wandb_records(data)), [b"one", long, b"two"])
         for end in range(0, len(data), 997):
             self.assertEqual(list(wandb_records(data[:end])), [b"one", long, b"two"][: len(list(wandb_records(data[:end])))])
