@@ -88,7 +88,7 @@ class Mcp(Environment):
 
     async def _end(self) -> None:
         self.over.set()
-        await asyncio.gather(self.live, return_exceptions=True)
+        await asyncio.wait([self.live], timeout=10)
 
     def reset(self, item_id: int) -> str:
         self.start()
@@ -107,7 +107,7 @@ class Mcp(Environment):
             return f"That is {'right' if right else 'wrong'}.", float(right), True
         assert self.loop is not None
         try:
-            result = self.loop.call(self.client.call_tool(name, arguments))
+            result = self.loop.call(asyncio.wait_for(self.client.call_tool(name, arguments), 60))
         except (self.package.McpError if hasattr(self.package, "McpError") else self.package.MCPError) as error:
             return f"Error: {error}"[:2000], 0.0, False
         return "\n".join(getattr(part, "text", f"({part.type})") for part in result.content), 0.0, False
