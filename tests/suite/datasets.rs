@@ -87,17 +87,19 @@ async fn a_file_of_questions_is_played_graded_shown_and_survives_kills() {
         assert_eq!(episode["turns"].as_array().unwrap().len(), 1);
     }
 
-    // Another content is another run, and no part is played with it.
+    // No part is played with another content, and the same command is another run then.
+    let cut = folder.path().join("cut");
+    let two = ["jobs.threads=1", "trainer.total_training_steps=2"];
+    super::strikes::strikes((&cut, RUN), 6, 1, || run(&cut, &file, &two)).await;
     std::fs::write(&file, questions(201)).unwrap();
-    let output = finish(run(
-        &whole,
-        &file,
-        &["run.id=other", "trainer.total_training_steps=1"],
-    ));
-    assert!(output.status.success());
+    let output = finish(run(&cut, &file, &two));
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        complaint.contains("exists with another identity"),
+        "{complaint}"
+    );
     let mut resume = program("agentgym-submit");
-    resume.args(["resume", RUN, "--store"]).arg(&whole);
-    resume.arg("trainer.total_training_steps=3");
+    resume.args(["resume", RUN, "--store"]).arg(&cut);
     let output = finish(resume);
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{complaint}");

@@ -29,8 +29,15 @@ async fn our_own_servers_are_healthy() {
     let rows = agentgym_games::ALL
         .iter()
         .filter(|row| row.spec.name != "sciworld");
+    let questions = tempfile::NamedTempFile::new().expect("a file");
+    let text = "{\"prompt\": \"One?\", \"answer\": 1}\n".repeat(2000);
+    std::fs::write(&questions, text).expect("written");
+    let file = questions.path().display().to_string();
     for row in rows {
-        let address = format!("builtin{}", row.addresses[0].suffix);
+        let address = match row.spec.name {
+            "dataset" => crate::builtin::address("dataset", &[("file", &file)]),
+            _ => format!("builtin{}", row.addresses[0].suffix),
+        };
         let report = examined(&address, row.spec.name).await;
         assert_ne!(report.verdict(), Verdict::Bad, "{report}");
         assert_eq!(report.speeds.len(), 2, "{report}");

@@ -193,7 +193,7 @@ pub(super) fn notes(given: &Value, config: &Config, unused: &[String]) -> Vec<St
     let strangers: Vec<&str> = loggers.filter(|name| !LOGGERS.contains(name)).collect();
     if !strangers.is_empty() {
         let wandb = match strangers.contains(&"wandb") {
-            true => "; tools/wandb_import.py sends metrics.jsonl to Weights & Biases",
+            true => "; `python -m agentgym_rl log RUN --to wandb` sends a run to Weights & Biases",
             false => "",
         };
         out.push(format!(

@@ -8,7 +8,7 @@ use crate::spec::{EnvSpec, Items, Signs};
 pub static SPEC: EnvSpec = EnvSpec {
     name: "dataset",
     parser: Parser::Raw,
-    probe: "",
+    probe: "?",
     rounds_max: 1,
     items: Items::Unknown,
     signs: Signs {
