@@ -31,8 +31,10 @@ scripts/browser.sh
 scripts/promtool.sh
 # Every --json document against its schema.
 scripts/schema.sh
-# The tutorial, typed; its server in Rust.
+# The tutorial, typed; its server in Rust; the pages on agents and on Python.
 scripts/tutorial.sh
+# The Python package: its types and its tests.
+scripts/python.sh
 # BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
 scripts/minigrid.sh
 # ScienceWorld by its own simulator, as recorded; no Java process outlives its server.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Types the tutorial (docs/tutorial.md) in an empty folder and compares every output with what it
-# shows; then the same server in Rust: its own tests, and the doctor; then docs/harness.md, with a shorter run.
+# shows; then the same server in Rust: its own tests, and the doctor; then docs/harness.md, with a shorter run,
+# and docs/python.md.
 # The programs are those in target/release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,3 +45,8 @@ for file in docs/harness.md configs/harness.yaml examples/agents/*; do
   sed -e "$shorter; $ports" "$file" >"$scratch/agents/$file"
 done
 (cd "$scratch/agents" && python3 "$root/tools/tutorial.py" docs/harness.md "$@")
+
+mkdir "$scratch/python"
+ln -s "$root" "$scratch/python/agentgym"
+sed -e "s/36200/$(free_port)/g; s/36201/$(free_port)/g; s/36202/$(free_port)/g" docs/python.md >"$scratch/python.md"
+(cd "$scratch/python" && "${PYTHON:-python3}" "$root/tools/tutorial.py" ../python.md "$@")
