@@ -245,6 +245,14 @@ pub enum EnvError {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// A person's file of questions that cannot be played.
+    #[error("{path}: {problem}", path = path.display())]
+    Questions {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// A corpus, its index or a file of questions that cannot be read.
     #[error("corpus: {path}: {problem}", path = path.display())]
     Corpus {
@@ -311,6 +319,7 @@ impl EnvError {
             | Self::Words { .. }
             | Self::Simulator { .. }
             | Self::Corpus { .. }
+            | Self::Questions { .. }
             | Self::Worlds(_)
             | Self::Bind { .. }
             | Self::Client(_) => FaultKind::Setup,

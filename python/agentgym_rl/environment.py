@@ -183,11 +183,12 @@ class Sessions:
     def _called(self, method: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            raise Refusal(500, {"error": f"{self._class()}.{method} raised {short(error)}"}) from error
         except SystemExit as error:
             raise Refusal(500, {"error": f"{self._class()}.{method} called sys.exit({error.code})"}) from error
+        # Whatever it is, the server goes on; Ctrl-C reaches the main thread alone.
+        except BaseException as error:
+            traceback.print_exc(file=sys.stderr)
+            raise Refusal(500, {"error": f"{self._class()}.{method} raised {short(error)}"}) from error
 
     def _checked(self, found: Any) -> tuple[str, float, bool]:
         expected = "a tuple (observation: str, reward: float, done: bool)"
@@ -198,7 +199,7 @@ class Sessions:
             raise self._wrong("step", observation, f"{expected}; this is the observation")
         number = finite(reward)
         if number is None:
-            raise self._wrong("step", reward, f"{expected}; this is the reward, which has to be a finite number")
+            raise self._wrong("step", reward, f"{expected}; this is the reward, which has to be a finite number, and a bool is none")
         # numpy's truth value is no bool.
         if not isinstance(done, bool) and (type(done).__module__, type(done).__name__[:4]) != ("numpy", "bool"):
             raise self._wrong("step", done, f"{expected}; this is done")

@@ -178,6 +178,12 @@ impl Ask {
             return Err(Refusal::bad("n", message));
         }
         let tokens_max = tokens_max(&fields)?;
+        if tokens_max == Some(0) {
+            return Err(Refusal::bad(
+                "max_tokens",
+                "an answer has at least one token",
+            ));
+        }
         match form {
             Form::Completion if ask.echo => {
                 let message = "the prompt is not repeated here; leave echo out";

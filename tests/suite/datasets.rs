@@ -98,15 +98,20 @@ async fn a_file_of_questions_is_played_graded_shown_and_survives_kills() {
         complaint.contains("exists with another identity"),
         "{complaint}"
     );
-    let mut resume = program("agentgym-submit");
-    resume.args(["resume", RUN, "--store"]).arg(&cut);
-    let output = finish(resume);
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{complaint}");
-    assert!(
-        complaint.contains("is another file than the run was planned with"),
-        "{complaint}"
-    );
+    for words in [
+        &["resume", RUN][..],
+        &["fork", RUN, "--iteration", "0", "run.id=f"],
+    ] {
+        let mut command = program("agentgym-submit");
+        command.args(words).arg("--store").arg(&cut);
+        let output = finish(command);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{complaint}");
+        assert!(
+            complaint.contains("is another file than the run was planned with"),
+            "{complaint}"
+        );
+    }
 }
 
 #[test]

@@ -321,7 +321,11 @@ fn read_within(path: &Path) -> Result<Value, String> {
     let verdict: Result<Map<String, Value>, _> = serde_json::from_str(&text);
     match (verdict, text.trim().parse::<f64>()) {
         (Ok(verdict), _) => Ok(Value::Object(verdict)),
-        (_, Ok(reward)) => Ok(json!({ "reward": reward })),
+        (_, Ok(reward)) if reward.is_finite() => Ok(json!({ "reward": reward })),
+        (_, Ok(reward)) => Err(format!(
+            "{} ($AGENTGYM_REWARD) holds {reward}, which is no reward; write a finite number",
+            path.display()
+        )),
         (Err(error), _) => Err(format!("{} ($AGENTGYM_REWARD): {error}", path.display())),
     }
 }

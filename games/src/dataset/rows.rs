@@ -130,8 +130,17 @@ fn column<'a>(
 
 /// A whole number stands for itself, other texts by their digest, so that rows may be added and moved.
 fn id_number(id: &Value) -> Result<i64, String> {
+    // A number that 64-bit floats hold exactly, which other programs write as `7.0`.
+    let is_whole = |number: &f64| number.fract() == 0.0 && (0.0..9e15).contains(number);
     let text = match id {
-        Value::Number(number) => number.to_string(),
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(is_whole);
+            let whole = number.as_u64().or_else(|| Some(whole? as u64));
+            let whole = whole.and_then(|whole| i64::try_from(whole).ok());
+            return whole.ok_or_else(|| {
+                format!("has the id {number}; an id is text, or a whole number from 0 on")
+            });
+        }
         Value::String(text) => text.trim().to_owned(),
         other => {
             return Err(format!(
@@ -159,17 +168,20 @@ fn prompt(value: &Value) -> Result<String, String> {
         Value::Array(all) => {
             let texts = all.iter().map(|message| {
                 let role = message["role"].as_str().unwrap_or_default();
-                let content = message["content"].as_str();
-                content
-                    .filter(|_| matches!(role, "system" | "user" | "developer"))
-                    .ok_or_else(|| {
-                        format!(
-                            "has a message of {role:?} in its prompt; a prompt is text, or messages of system and \
-                             user with text as content"
-                        )
-                    })
+                if !matches!(role, "system" | "user" | "developer") {
+                    return Err(format!(
+                        "has a message of {role:?} in its prompt; a prompt is text, or messages of system and user"
+                    ));
+                }
+                let parts = message["content"].as_array();
+                let parts = parts.map(|parts| parts.iter().map(|part| part["text"].as_str()));
+                let content = match parts {
+                    Some(parts) => parts.collect::<Option<Vec<&str>>>().map(|all| all.concat()),
+                    None => message["content"].as_str().map(str::to_owned),
+                };
+                content.ok_or_else(|| format!("has a message of {role} whose content is no text"))
             });
-            texts.collect::<Result<Vec<&str>, String>>()?.join("\n\n")
+            texts.collect::<Result<Vec<String>, String>>()?.join("\n\n")
         }
         other => {
             return Err(format!(
@@ -196,8 +208,8 @@ fn answers(value: &Value) -> Result<Vec<String>, String> {
         Value::Array(all) => all.iter().map(one).collect::<Result<Vec<_>, _>>()?,
         one_alone => vec![one(one_alone)?],
     };
-    match all.iter().all(|text| text.trim().is_empty()) {
-        true => Err("has no answer".to_owned()),
+    match all.is_empty() || all.iter().any(|text| text.trim().is_empty()) {
+        true => Err("has no answer, or an empty one".to_owned()),
         false => Ok(all),
     }
 }
@@ -226,7 +238,7 @@ mod tests {
         // Rows with ids keep their numbers wherever they stand.
         let [one, two] = [
             r#"{"id": "gsm/7", "prompt": [{"role": "system", "content": "S."}, {"role": "user", "content": "U?"}], "answer": "a"}"#,
-            r#"{"id": "12", "prompt": "P?", "answer": true}"#,
+            r#"{"id": 12.0, "prompt": "P?", "answer": true}"#,
         ];
         let ids = |text: String| rows(&text).expect("rows").into_keys().collect::<Vec<_>>();
         let both = ids(format!("{one}\n{two}"));
@@ -274,6 +286,15 @@ mod tests {
             ),
             (r#"{"prompt": "p", "answer": {}}"#, "the answer {}"),
             (r#"{"prompt": "p", "answer": []}"#, "has no answer"),
+            (r#"{"prompt": "p", "answer": ["", "x"]}"#, "an empty one"),
+            (
+                r#"{"id": -1, "prompt": "p", "answer": "a"}"#,
+                "whole number",
+            ),
+            (
+                r#"{"id": 0.5, "prompt": "p", "answer": "a"}"#,
+                "whole number",
+            ),
             (
                 r#"{"id": [], "prompt": "p", "answer": "a"}"#,
                 "neither a number nor text",

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::grade::Grade;
 use super::rows::Row;
 use agentgym_envs::server::ServerOptions;
 use agentgym_envs::server::games::{Games, Reply, TextGame};
@@ -13,11 +12,10 @@ use agentgym_envs::server::http::{Answer, Asked, Method, Route, Routes};
 use agentgym_envs::server::sessions::Table;
 use agentgym_envs::server::validation::reset;
 
-/// The rows of a file, and their rule.
+/// The rows of a file.
 #[derive(Debug)]
 pub(super) struct Questions {
     pub(super) rows: BTreeMap<i64, Row>,
-    pub(super) grade: Grade,
 }
 
 pub(super) struct DatasetServer {
@@ -56,7 +54,7 @@ impl TextGame for Question {
 
     fn play(&mut self, action: &str) -> &Reply {
         let row = &self.questions.rows[&self.item];
-        let reward = row.key.grade(action, self.questions.grade);
+        let reward = row.key.grade(action);
         self.last = Reply {
             observation: match reward {
                 1.0 => "That is right.".to_owned(),

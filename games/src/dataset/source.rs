@@ -46,7 +46,7 @@ pub(crate) struct Source {
 
 impl Source {
     fn bad(&self, problem: String) -> EnvError {
-        EnvError::Corpus {
+        EnvError::Questions {
             path: self.file.clone(),
             problem,
         }
@@ -67,10 +67,7 @@ impl Source {
             id: self.id.clone(),
         };
         let rows = rows::read(&text, &columns, self.grade).map_err(|why| self.bad(why))?;
-        Ok(Questions {
-            rows,
-            grade: self.grade,
-        })
+        Ok(Questions { rows })
     }
 }
 

@@ -15,7 +15,7 @@ use agentgym_jobs::config::RolloutServer;
 use agentgym_jobs::episode::NO_LOG_PROB;
 use agentgym_jobs::journal::Told;
 use agentgym_model::{FinishReason, Generation, Message, PolicyText, Role, Sampling, ToolCall};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -318,7 +318,13 @@ fn messages(all: &[Message]) -> Value {
 fn with_calls(text: &str, calls: &[Value]) -> Option<String> {
     let called = calls.iter().map(|call| {
         let function = &call["function"];
-        let arguments = serde_json::from_str(function["arguments"].as_str()?).ok()?;
+        let arguments = match &function["arguments"] {
+            // Of a tool without parameters.
+            Value::String(text) if text.trim().is_empty() => Map::new(),
+            Value::String(text) => serde_json::from_str(text).ok()?,
+            Value::Object(arguments) => arguments.clone(),
+            _ => return None,
+        };
         let name = function["name"].as_str()?.to_owned();
         Some(ToolCall { name, arguments }.text())
     });
@@ -352,7 +358,8 @@ fn read(answer: &Value, ask: &ChatAsk<'_>) -> Result<(Said, Option<(u64, u64)>),
         None => Some(text.to_owned()),
     };
     let Some(text) = heard else {
-        return strange("a call in its answer has no name, or arguments that are no JSON object");
+        let why = "it answers with a call that has no name, or arguments that are no JSON object";
+        return Ok((Said::Nothing(why.to_owned()), usage));
     };
     let tokens_max = ask.tokens_max;
     if text.len() > TEXT_BYTES_MAX {
