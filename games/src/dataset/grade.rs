@@ -200,9 +200,10 @@ fn is_negative(before: &str) -> bool {
         return false;
     };
     let said = left.trim_end();
+    let is_bullet = apart && said.is_empty();
     let subtracts =
         said.ends_with(|c: char| c.is_numeric() || c == ')') || left.ends_with(char::is_alphabetic);
-    !subtracts && !(apart && said.is_empty())
+    !(subtracts || is_bullet)
 }
 
 /// A text with `\frac{a}{b}` as `a/b`.
@@ -249,15 +250,11 @@ fn choice(text: &str) -> Option<char> {
             && second.is_some_and(char::is_lowercase);
         !is_part(before) && !is_part(next) && !is_word
     };
-    let letters = text.char_indices().filter(|(_, c)| c.is_ascii_alphabetic());
-    let capital = letters.clone().filter(|(_, c)| c.is_ascii_uppercase());
-    let capital = capital.filter(|(at, c)| alone(*at, *c)).next_back();
-    let closed = |at: &usize| text[at + 1..].starts_with(')');
-    let closed = || {
-        letters
-            .filter(|(at, c)| closed(at) && alone(*at, *c))
-            .next_back()
-    };
+    let mut letters = text.char_indices().filter(|(_, c)| c.is_ascii_alphabetic());
+    let is_capital = |(at, c): &(usize, char)| c.is_ascii_uppercase() && alone(*at, *c);
+    let capital = letters.clone().rfind(is_capital);
+    let is_closed = |(at, c): &(usize, char)| text[at + 1..].starts_with(')') && alone(*at, *c);
+    let closed = || letters.rfind(is_closed);
     let found = capital.or_else(closed).map(|(_, letter)| letter);
     let whole = || {
         let mut bare = text.trim_matches(|c: char| !c.is_alphanumeric()).chars();
