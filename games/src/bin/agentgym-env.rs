@@ -384,8 +384,10 @@ mod tests {
             assert!(help.starts_with(row.about), "{help}");
             assert!(help.contains(&format!("[default: {}]", row.port)), "{help}");
             let mut free = vec!["agentgym-env", row.spec.name, "--port", "0"];
-            if row.spec.name == "sciworld" {
-                free.extend(["--jar", "x.jar"]);
+            match row.spec.name {
+                "sciworld" => free.extend(["--jar", "x.jar"]),
+                "dataset" => free.extend(["--file", "x.jsonl"]),
+                _ => {}
             }
             assert!(command.clone().try_get_matches_from(free).is_ok());
         }
