@@ -20,9 +20,7 @@ fi
 venv="$(mkdir -p "$target" && cd "$target" && pwd)/agents-1"
 environment agents "$venv" "$python" openai==3.57.0 anthropic==2.14.0 openai-agents==0.24.0 smolagents==1.26.0 \
   mini-swe-agent==2.4.6 transformers==5.24.0 jinja2==3.1.6
-scratch="$(mktemp -d)"
-started=()
-trap 'kill "${started[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+workplace
 "$programs/agentgym-env" toolbox --terms 1 --port 0 >"$scratch/toolbox" &
 started+=($!)
 TOOLBOX_URL="$(address "${started[0]}" "$scratch/toolbox")"

@@ -18,14 +18,7 @@ environment bridges "$venv" "$(python_of bridges 11)" --no-binary cellpylib,pyco
   -r tools/bridges/requirements.txt
 python="$venv/bin/python"
 export PYTHONPATH="$PWD/python:$PWD/tools/bridges" HF_HUB_OFFLINE=1
-scratch="$(mktemp -d)"
-started=()
-finish() {
-  [ "${#started[@]}" -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
-  wait "${started[@]}" 2>/dev/null || true
-  rm -rf "$scratch"
-}
-trap finish EXIT
+workplace
 
 # serve NAME COMMAND…: starts a server, and leaves its address in `url`.
 serve() {

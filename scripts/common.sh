@@ -30,6 +30,19 @@ address() {
   sed 's/listening on //' "$2"
 }
 
+# workplace: makes the folder `scratch` and the list `started`; when the script ends the folder goes, and so do the
+# processes whose numbers are in the list.
+workplace() {
+  scratch="$(mktemp -d)"
+  started=()
+  trap workplace_ends EXIT
+}
+workplace_ends() {
+  [ "${#started[@]}" -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
+  wait "${started[@]}" 2>/dev/null || true
+  rm -rf "$scratch"
+}
+
 # python_of SCRIPT MINOR: prints a Python of 3.MINOR or later with venv, the path's or $PYTHON; where there is
 # none it fails and says what to do.
 python_of() {

@@ -12,9 +12,7 @@ python="$(python_of harness 11)"
 programs="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
 venv="${CARGO_TARGET_DIR:-target}/openai-agents-0.24.0"
 environment harness "$venv" "$python" openai-agents==0.24.0 openai==3.57.0
-scratch="$(mktemp -d)"
-started=()
-trap 'kill "${started[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+workplace
 "$programs/agentgym-env" toolbox --terms 1 --port 0 >"$scratch/toolbox" &
 started+=($!)
 toolbox="$(address "${started[0]}" "$scratch/toolbox")"

@@ -15,14 +15,7 @@ root="$PWD"
 AGENTGYM_PROGRAMS="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
 venv="$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)/loggers-1"
 environment loggers "$venv" "$(python_of loggers 11)" --no-deps -r tools/loggers/requirements.txt
-scratch="$(mktemp -d)"
-started=()
-finish() {
-  [ "${#started[@]}" -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
-  wait "${started[@]}" 2>/dev/null || true
-  rm -rf "$scratch"
-}
-trap finish EXIT
+workplace
 export AGENTGYM_PROGRAMS PYTHONPATH="$root/python" WANDB_MODE=offline WANDB_DIR="$scratch" WANDB_SILENT=true \
   MLFLOW_TRACKING_URI="sqlite:///$scratch/mlflow.db" TRACKIO_DIR="$scratch/trackio" MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR=false
 

@@ -48,18 +48,6 @@ pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
         named_alone(config, index)?;
         let source = &mut config.config.data.tasks[index];
         let (digest, items) = read(source, &file, (base, &key))?;
-        if source
-            .digest
-            .as_ref()
-            .is_some_and(|planned| *planned != digest)
-        {
-            let planned = source.digest.as_deref().unwrap_or_default();
-            let why = format!(
-                "{file} is another file than the run was planned with (BLAKE3 {digest}, planned {planned}); put that \
-                 one back, or begin another run with this one"
-            );
-            return Err(Error::value(key("file"), why));
-        }
         source.digest = Some(digest);
         if source.ids == Ids::default() {
             source.ids = ids(&items);
@@ -111,7 +99,7 @@ fn named_alone(config: &ResolvedConfig, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// The digest of a file, and the numbers of its rows.
+/// The digest of a file, which is the planned one where there is one, and the numbers of its rows.
 fn read(
     source: &TaskSource,
     file: &str,
@@ -133,7 +121,6 @@ fn read(
     }
     let read = TaskSource {
         file: Some(path.display().to_string()),
-        digest: None,
         ..source.clone()
     };
     // No file is opened here: what is wrong is the rule.

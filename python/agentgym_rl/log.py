@@ -239,7 +239,7 @@ def log(id: str, store: str, to: str, project: str = "agentgym-rl", follow: bool
         raise
     except Exception as error:
         hint = "; WANDB_MODE=offline writes a folder and needs no network" if to == "wandb" else ""
-        raise AgentgymError(f"{to} failed: {short(error)}{hint}; the same command goes on from what it has") from error
+        raise AgentgymError(f"{to} failed: {short(error)}{hint}; the same command resumes after what it has") from error
     print(f"{run.id}: {sent} iterations sent to {to}, {there} were there")
 
 

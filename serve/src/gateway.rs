@@ -150,11 +150,16 @@ impl AgentRequest {
         }
     }
 
+    /// Whether it is a chat; else it is a completion.
+    pub fn is_chat(&self) -> bool {
+        matches!(self.prompt, AgentPrompt::Chat(_))
+    }
+
     /// Its field with what is to be answered.
     pub fn prompt_field(&self) -> &'static str {
-        match &self.prompt {
-            AgentPrompt::Chat(_) => "messages",
-            _ => "prompt",
+        match self.is_chat() {
+            true => "messages",
+            false => "prompt",
         }
     }
 

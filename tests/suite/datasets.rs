@@ -1,5 +1,5 @@
-//! Questions of a person's file: a run that learns from one survives kills, goes on from anywhere that has the
-//! file, and says what is wrong with another.
+//! Questions of a person's file: a run that learns from one survives kills, resumes with the same file alone,
+//! and says what is wrong with another.
 
 use crate::bad_input::Scene;
 use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config};

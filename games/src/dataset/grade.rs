@@ -68,7 +68,8 @@ impl Grade {
             }
             Self::Number => {
                 let numbers = each.map(|text| match &numbers(answer_of(text))[..] {
-                    [number] => Ok(*number),
+                    [number] if number.is_finite() => Ok(*number),
+                    [_] => Err(bad(text, "has a number that is too large")),
                     [] => Err(bad(text, "has no number in it")),
                     _ => Err(bad(
                         text,
@@ -114,7 +115,8 @@ impl Key {
             Self::Numbers(all) => numbers(answer).last().is_some_and(|given| {
                 let close =
                     |one: &f64| (given - one).abs() <= TOLERANCE * given.abs().max(one.abs());
-                all.iter().any(close)
+                // An infinite one would be as close to any other as to itself.
+                given.is_finite() && all.iter().any(close)
             }),
             Self::Letters(all) => choice(answer).is_some_and(|given| all.contains(&given)),
             Self::Patterns(all) => all.iter().any(|pattern| pattern.is_match(spoken(reply))),
@@ -179,9 +181,6 @@ fn numbers(text: &str) -> Vec<f64> {
         };
         let over = between == "/" && end > 0;
         end = found.end();
-        if !size.is_finite() {
-            continue;
-        }
         match all.last_mut() {
             Some(above) if over && size != 0.0 => *above /= size,
             _ if is_negative(&text[..found.start()]) => all.push(-size),
@@ -222,6 +221,9 @@ fn fractions(text: &str) -> String {
         };
         let head = rest[..at].trim_end_matches(['d', 't']);
         out += head.strip_suffix('\\').unwrap_or(head);
+        // What stands before it is a number of its own.
+        let apart = out.ends_with(|c: char| c.is_ascii_digit());
+        out += if apart { " " } else { "" };
         out += &format!("{above}/{below}");
         rest = &inside[above.len() + below.len() + 3..];
     }
@@ -293,6 +295,9 @@ mod tests {
             ("1/3", "\\boxed{\\frac{2}{3}}", 0.0),
             ("1/3", "\\boxed{\\dfrac{1}{3}}", 1.0),
             ("3/2", "1/2", 0.0),
+            ("10.5", "2\\frac{1}{2}", 0.0),
+            ("-1/2", "-\\frac{1}{2}", 1.0),
+            ("7", "1e308/1e-10", 0.0),
             ("50%", "50", 1.0),
             ("7", "#### 8 (not 9)\n#### 7", 1.0),
             ("7", "\\boxed{7}\n#### 8", 0.0),
@@ -313,7 +318,9 @@ mod tests {
             assert_eq!(grade, expected, "{answer:?} {reply:?}");
         }
         // What is too large to be a number is none.
-        for digits in ["9".repeat(400), format!("-{}", "9".repeat(400))] {
+        let digits = "9".repeat(400);
+        assert!(Grade::Number.key(std::slice::from_ref(&digits)).is_err());
+        for digits in [format!("-{digits}"), format!("7 {digits}"), digits] {
             assert_eq!(graded(Grade::Number, "7", &digits), 0.0);
         }
     }

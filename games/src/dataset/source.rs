@@ -54,12 +54,14 @@ impl Source {
 
     fn questions(&self) -> Result<Questions, EnvError> {
         let text = files::read_text(&self.file).map_err(|why| self.bad(why))?;
-        let digest = blake3::hash(text.as_bytes()).to_hex();
-        if let Some(planned) = self.digest.as_ref().filter(|planned| **planned != *digest) {
-            return Err(self.bad(format!(
-                "is another file than the run was planned with (BLAKE3 {digest}, planned {planned}); put that one back, \
-                 or begin another run with this one"
-            )));
+        if let Some(planned) = &self.digest {
+            let digest = blake3::hash(text.as_bytes()).to_hex();
+            if **planned != *digest {
+                return Err(self.bad(format!(
+                    "is another file than the run was planned with (BLAKE3 {digest}, planned {planned}); put that one \
+                     back, or begin another run with this one"
+                )));
+            }
         }
         let columns = Columns {
             prompt: self.prompt.clone(),

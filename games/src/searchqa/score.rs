@@ -55,12 +55,9 @@ pub(crate) fn normalised(text: &str) -> String {
 /// as they stand.
 pub(crate) fn f1(given: &str, expected: &str) -> f64 {
     let (given, expected) = (normalised(given), normalised(expected));
-    let mut left: Vec<&str> = expected
-        .split(' ')
-        .filter(|word| !word.is_empty())
-        .collect();
+    let mut left: Vec<&str> = expected.split_whitespace().collect();
     let (total, mut same) = (left.len(), 0);
-    let words: Vec<&str> = given.split(' ').filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = given.split_whitespace().collect();
     for word in &words {
         if let Some(at) = left.iter().position(|one| one == word) {
             left.swap_remove(at);

@@ -264,9 +264,9 @@ impl Answers {
 
     /// What of a request was asked and answered before.
     pub(super) fn known(&self, asked: &AgentRequest, text: &PolicyText) -> Known {
-        match asked.prompt_field() {
-            "prompt" => self.continued(asked.text().unwrap_or_default(), text.tokenizer()),
-            _ => self.sampled_in(asked.messages(), |ids| text.closes(ids)),
+        match asked.is_chat() {
+            true => self.sampled_in(asked.messages(), |ids| text.closes(ids)),
+            false => self.continued(asked.text().unwrap_or_default(), text.tokenizer()),
         }
     }
 
